@@ -1,0 +1,108 @@
+"""What a cache was made from, so that it is never read with another base, adapter or picture.
+
+Hashes are sha256 over whole tensors: names, shapes, dtypes and every byte. A sample of the values would miss
+a base that differs in a few layers, as merged and fine-tuned ones do.
+"""
+
+import hashlib
+import weakref
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class PicturePrint:
+    """One picture's share of the fingerprint."""
+
+    pixels: str  # sha256 of what the codec was given
+    size: tuple[int, int, int]  # (frames, height, width) of the latent
+    place: tuple[float, float, float]
+    mode: str
+    caption: str
+    tokens: str = "all"  # sha256 of the token mask where some were left out
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Equal fingerprints mean the same keys and values, up to the rounding of another device."""
+
+    base: str
+    adapter: str
+    dtype: str
+    pictures: tuple[PicturePrint, ...]
+
+    def differences(self, other: "Fingerprint") -> list[str]:
+        """What differs, in words: "the adapter (1a2b… here, 3c4d… expected)"; empty when all is equal."""
+        found = [
+            f"the {part} ({short(getattr(self, part))} here, {short(getattr(other, part))} expected)"
+            for part in ("base", "adapter", "dtype")
+            if getattr(self, part) != getattr(other, part)
+        ]
+        if len(self.pictures) != len(other.pictures):
+            counts = f"{len(self.pictures)} here, {len(other.pictures)} expected"
+            found.append(f"the number of pictures ({counts})")
+        for number, pair in enumerate(zip(self.pictures, other.pictures, strict=False), start=1):
+            mine, theirs = map(asdict, pair)
+            found += [
+                f"the {part} of picture {number} ({short(mine[part])} here, {short(theirs[part])} expected)"
+                for part in mine
+                if mine[part] != theirs[part]
+            ]
+        return found
+
+    def to_json(self) -> dict:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict) -> "Fingerprint":
+        pictures = tuple(
+            PicturePrint(**{**picture, "size": tuple(picture["size"]), "place": tuple(picture["place"])})
+            for picture in data["pictures"]
+        )
+        return cls(**{**data, "pictures": pictures})
+
+
+def short(value) -> str:
+    """A value for a message; of a hash the first eight digits."""
+    text = value if isinstance(value, str) else str(value)
+    is_hash = len(text) == 64 and set(text) <= set("0123456789abcdef")
+    return f"{text[:8]}…" if is_hash else repr(value)
+
+
+def hash_tensors(named: Iterable[tuple[str, Tensor]]) -> str:
+    """sha256 (hex) over names, dtypes, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in named:
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A tensor as it was when its module was hashed."""
+
+    tensor: weakref.ref
+    address: int
+    writes: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Seen":
+        # Tensors made in inference mode have no count of writes, and cannot be written to outside of it.
+        return cls(weakref.ref(tensor), tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version)
+
+
+_hashes: weakref.WeakKeyDictionary[nn.Module, tuple[dict[str, Seen], str]] = weakref.WeakKeyDictionary()
+
+
+def hash_module(module: nn.Module) -> str:
+    """sha256 of all tensors of a module; remembered, and made anew once one was replaced or written to."""
+    tensors = module.state_dict(keep_vars=True)
+    state = {name: Seen.of(tensor) for name, tensor in tensors.items()}
+    known = _hashes.get(module)
+    if known is None or known[0] != state:
+        known = _hashes[module] = (state, hash_tensors(tensors.items()))
+    return known[1]
