@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm.auto import tqdm
@@ -66,7 +67,7 @@ def train(task: Task, config: RunConfig, runs: Path, until: int | None = None) -
     with _asked_to_stop() as asked:
         while step < stop:
             batch = task.batch(step, accelerator.process_index, accelerator.num_processes)
-            out = model(**{k: v.to(accelerator.device) for k, v in batch.items()})
+            out = model(**send_to_device(batch, accelerator.device))
             accelerator.backward(out["loss"])
             norm = accelerator.clip_grad_norm_(model.parameters(), config.clip)
             for optimizer, peak in zip(optimizers, peaks):

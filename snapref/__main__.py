@@ -1,0 +1,3 @@
+from snapref.cli import app
+
+app()

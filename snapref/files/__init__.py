@@ -1,0 +1,1 @@
+"""Names on disk and the modules they belong to."""
