@@ -59,6 +59,7 @@ def test_stored_in_half_precision(tmp_path):
         )
 
 
+STATED = {"place": PLACE, "captions": {"cs": "a caption"}}  # what a foreign header leaves out
 FOREIGN = {
     "lora_down/up": lambda side, stem, m: f"{side}.{stem}.lora_{'down' if m == 'A' else 'up'}.weight",
     "lora.down/up": lambda side, stem, m: f"{side}.{stem}.lora.{'down' if m == 'A' else 'up'}.weight",
@@ -91,7 +92,7 @@ def test_foreign_namings_and_alphas(tmp_path, naming, where):
     elif where == "header":
         header = {"ss_network_alpha": "3.0"}
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, header)
-    loaded = load_bundle(path, TINY)
+    loaded = load_bundle(path, TINY, **STATED)
     wanted = {"tensor": (2.0, 0.5), "config": (2.0, 0.5), "header": (0.5, 0.75), "absent": (1.0, 1.0)}[where]
     assert {(name[:3], spec.scale) for name, spec in loaded.specs.items()} == set(
         zip(("ref", "tgt"), wanted, strict=True)
@@ -117,7 +118,12 @@ def test_zero_matrices_and_a_missing_side_are_fine(tmp_path):
     adapter, path = Adapter(TINY_ADAPTER, TINY), tmp_path / "zero.safetensors"  # every B is zero
     only = {name: tensor for name, tensor in adapter.state_dict().items() if name.startswith("ref")}
     save_file(only, path)
-    loaded = load_bundle(path, TINY)
+    with pytest.raises(BundleError, match="does not state its place and captions; give place=, captions="):
+        load_bundle(path, TINY)
+    with pytest.raises(BundleError, match="does not state its captions; give captions="):
+        load_bundle(path, TINY, place=PLACE)
+    loaded = load_bundle(path, TINY, **STATED)
+    assert loaded.config.place == PLACE and loaded.config.captions == STATED["captions"]
     assert not loaded.get_parameter("ref.blocks.2.mlp.layer2.lora_B.weight").any()
     assert loaded.target == [{}, {}, {}]
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from snapref.config import V1A, AdapterConfig, ModelConfig
-from snapref.files.loader import DIT_PREFIXES, read_metadata, read_tensors
+from snapref.config import AdapterConfig, ModelConfig
+from snapref.files.keys import PREFIXES
+from snapref.files.loader import read_metadata, read_tensors
 from snapref.files.weights import save_weights
 from snapref.reference.branches import Adapter, Spec, linear_shapes
 
@@ -56,17 +57,28 @@ def save_bundle(
     save_weights(tensors, path, dtype=None, metadata=metadata)
 
 
-def load_bundle(path, model: ModelConfig, dtype: torch.dtype = torch.float32) -> Adapter:
+def load_bundle(
+    path,
+    model: ModelConfig,
+    dtype: torch.dtype = torch.float32,
+    *,
+    place: tuple[float, float, float] | None = None,
+    captions: Mapping[str, str] | None = None,
+) -> Adapter:
     """The adapter of a file, for a base of `model`'s sizes.
 
+    place, captions: what the file's header does not state, or what shall replace it.
+
     The scale of a module is alpha / rank, alpha being its own tensor, else the header's; without any it is 1.
-    Raises BundleError listing all missing, unexpected and mis-shaped tensors at once, and WeightsError for
-    what is no safetensors file.
+    Raises BundleError where place or captions are stated nowhere, or listing all missing, unexpected and
+    mis-shaped tensors at once, and WeightsError for what is no safetensors file.
     """
     name, header = Path(path).name, read_metadata(path)
     if header.get("format", FORMAT) != FORMAT:
         raise BundleError(f"{name!r} has format {header['format']!r}, this reads {FORMAT!r}; update snapref")
     settings = header_settings(name, header)
+    given = {"place": place, "captions": captions}
+    settings |= {field: value for field, value in given.items() if value is not None}
     for field, own in (("width", model.dit.width), ("blocks", model.dit.blocks)):
         if settings.get(field, own) != own:
             raise BundleError(
@@ -74,6 +86,12 @@ def load_bundle(path, model: ModelConfig, dtype: torch.dtype = torch.float32) ->
                 "take the adapter of this base"
             )
     pairs, alphas = sorted_tensors(name, read_tensors(path), model)
+    if unstated := [field for field in given if field not in settings]:
+        # Any other place or caption gives plausible keys that the adapter never learnt to read.
+        raise BundleError(
+            f"{name!r} does not state its {' and '.join(unstated)}; give {', '.join(f'{u}=' for u in unstated)} "
+            "as its author documents them"
+        )
     specs = {}
     for module, (down, _) in pairs.items():
         rank = len(down)
@@ -103,7 +121,7 @@ def sorted_tensors(
     downs, ups, alphas, unexpected, misshaped = {}, {}, {}, [], []
     for key, tensor in tensors.items():
         found = _NAME.fullmatch(key)
-        stem = found and without(found["stem"], (*DIT_PREFIXES, "lora_unet_"))
+        stem = found and without(found["stem"], (*PREFIXES, "lora_unet_"))
         if stem not in stems:
             unexpected.append(key)
             continue
@@ -164,7 +182,7 @@ def header_alpha(settings: Mapping, header: Mapping[str, str], side: str) -> flo
 
 
 def adapter_config(name: str, settings: Mapping, specs: Mapping[str, Spec]) -> AdapterConfig:
-    """The config of what was found: ranks and modules from the tensors, the rest from the header or v1a's."""
+    """The config of what was found: ranks and modules from the tensors, the rest from the header."""
 
     def rank_and_alpha(side: str) -> tuple[int, float]:
         own = [spec for module, spec in specs.items() if module.startswith(side)]
@@ -178,11 +196,11 @@ def adapter_config(name: str, settings: Mapping, specs: Mapping[str, Spec]) -> A
     target_rank, target_alpha = rank_and_alpha("tgt")
     config = AdapterConfig(
         settings.get("name", name), reference_rank, target_rank, reference_alpha, target_alpha,
-        place=tuple(map(float, settings.get("place", V1A.place))),
+        place=tuple(map(float, settings["place"])),
         reference_targets=modules("ref"), target_targets=modules("tgt"),
     )
-    given = {field: settings[field] for field in ("captions", "default_mode") if field in settings}
-    return replace(config, **given)
+    captions = dict(settings["captions"])
+    return replace(config, captions=captions, default_mode=settings.get("default_mode", next(iter(captions))))
 
 
 def without(text: str, prefixes: tuple[str, ...]) -> str:

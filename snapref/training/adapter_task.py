@@ -74,6 +74,7 @@ class AdapterTask:
             adapter = load_bundle(start, NANO)
         else:
             adapter = Adapter(adapter_config(options), NANO)
+        freeze_unread(adapter)
         self.captions = adapter.config.captions
         self.model = AdapterStep(self.dit, adapter)
         self.contexts = {mode: self._contexts([caption]) for mode, caption in self.captions.items()}
@@ -116,6 +117,17 @@ class AdapterTask:
 
     def export(self, model: AdapterStep, path: Path) -> None:
         save_bundle(model.adapter, path, torch.float16)
+
+
+def freeze_unread(adapter: Adapter) -> None:
+    """Take out of training what nothing reads: of the reference's last block only keys and values are cached.
+
+    Such parameters never get a gradient, for which several processes would wait for ever.
+    """
+    last = f"ref.blocks.{adapter.model.dit.blocks - 1}."
+    for name, parameter in adapter.named_parameters():
+        if name.startswith(last) and not any(f"self_attn.{side}_proj" in name for side in "kv"):
+            parameter.requires_grad_(False)
 
 
 def adapter_config(options: dict) -> AdapterConfig:

@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 from tqdm.auto import tqdm
 
 from snapref.training import checkpoints
@@ -48,7 +48,7 @@ def train(task: Task, config: RunConfig, runs: Path, until: int | None = None) -
     accelerator = Accelerator(mixed_precision=config.precision, cpu=not torch.cuda.is_available())
     run = runs / config.name
     run.mkdir(parents=True, exist_ok=True)
-    ema = AveragedModel(task.model, multi_avg_fn=get_ema_multi_avg_fn(config.ema), use_buffers=True)
+    ema = AveragedModel(task.model, multi_avg_fn=ema_with_warmup(config.ema), use_buffers=True)
     optimizers = make_optimizers(task.model, config)
     peaks = [o.defaults["lr"] for o in optimizers]
     model = accelerator.prepare(task.model)
@@ -97,6 +97,18 @@ def train(task: Task, config: RunConfig, runs: Path, until: int | None = None) -
     accelerator.wait_for_everyone()
     accelerator.end_training()
     return run
+
+
+def ema_with_warmup(decay: float):
+    """An average over the last 1/(1 - decay) steps, over fewer at the start: the first weights are soon forgotten."""
+
+    @torch.no_grad()
+    def update(averaged: list[Tensor], current: list[Tensor], count: Tensor) -> None:
+        keep = min(decay, (1 + int(count)) / (10 + int(count)))
+        for old, new in zip(averaged, current):
+            old.lerp_(new, 1 - keep) if old.is_floating_point() else old.copy_(new)
+
+    return update
 
 
 def my_rows(batch: int, rank: int, world: int) -> slice:
