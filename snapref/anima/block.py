@@ -40,9 +40,7 @@ class Attention(nn.Module):
 
     def heads_of(self, projection: str, x: Tensor, norm, turn, branch: Mapping[str, LowRank]) -> Tensor:
         y = project(getattr(self, projection), x, branch.get(f"{self.name}.{projection}"))
-        y = y.unflatten(
-            -1, (self.heads, -1)
-        )  # (b, t, n, d): contiguous, the fastest for what follows
+        y = y.unflatten(-1, (self.heads, -1))  # (b, t, n, d): contiguous, the fastest for what follows
         if norm is None:
             return y.transpose(1, 2)
         # Norm and rotation are one fp32 operation, rounded once at the end (specification section 2, dtypes).
@@ -127,7 +125,10 @@ class Block(nn.Module):
         x: (b, t, c); emb: (b, s, c) and lora: (b, s, 3c), one row per sigma, s = 1 or the number of frames;
         context: (b, k, c); angles: (t, d/2); memory: what self-attention reads besides its own keys.
         """
-        return self.forward_and_offer(x, emb, lora, context, angles, memory, branch)[0]
+        turn = turn_of(angles)
+        x = self.attend_to_picture(x, emb, lora, turn, memory, branch)[0]
+        x = self.attend_to_text(x, emb, lora, context, branch)
+        return self.think(x, emb, lora, branch)
 
     def forward_and_offer(
         self,
@@ -136,26 +137,32 @@ class Block(nn.Module):
         lora: Tensor,
         context: Tensor,
         angles: Tensor,
-        memory: Sequence[KeyGroup] = (),
         branch: Mapping[str, LowRank] = NO_BRANCH,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """`forward` together with `keys_values`, for the price of one."""
-        turn = turn_of(angles)
+        """`forward` without memory, together with `keys_values`, for the price of one."""
+        x, offered = self.attend_to_picture(x, emb, lora, turn_of(angles), (), branch)
+        x = self.attend_to_text(x, emb, lora, context, branch)
+        return self.think(x, emb, lora, branch), offered
 
+    def attend_to_picture(self, x, emb, lora, turn, memory, branch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """x after self-attention, and the (k, v) that it made."""
         shift, scale, gate = (self.adaln_modulation_self_attn(emb) + lora).chunk(3, dim=-1)
         y = modulated_norm(x, shift, scale).to(emb.dtype)
         q, (k, v) = self.self_attn.query(y, turn, branch), self.self_attn.key_value(y, turn, branch)
-        x = gated_sum(x, gate, self.self_attn.output(attend(q, k, v, memory), branch))
+        return gated_sum(x, gate, self.self_attn.output(attend(q, k, v, memory), branch)), (k, v)
 
-        # No mask: zero rows of the context take their share of the softmax too (specification section 3).
+    def attend_to_text(self, x, emb, lora, context, branch) -> Tensor:
+        """x after cross-attention. No mask: the context's zero rows take their share of the softmax too."""
         shift, scale, gate = (self.adaln_modulation_cross_attn(emb) + lora).chunk(3, dim=-1)
         y = modulated_norm(x, shift, scale).to(emb.dtype)
-        q, text = self.cross_attn.query(y, None, branch), self.cross_attn.key_value(context, None, branch)
-        x = gated_sum(x, gate, self.cross_attn.output(attend(q, *text), branch))
+        q, (k, v) = self.cross_attn.query(y, None, branch), self.cross_attn.key_value(context, None, branch)
+        return gated_sum(x, gate, self.cross_attn.output(attend(q, k, v), branch))
 
+    def think(self, x, emb, lora, branch) -> Tensor:
+        """x after the MLP."""
         shift, scale, gate = (self.adaln_modulation_mlp(emb) + lora).chunk(3, dim=-1)
         y = modulated_norm(x, shift, scale).to(emb.dtype)
-        return gated_sum(x, gate, self.mlp(y, branch)), (k, v)
+        return gated_sum(x, gate, self.mlp(y, branch))
 
     def keys_values(
         self, x: Tensor, emb: Tensor, lora: Tensor, angles: Tensor, branch: Mapping[str, LowRank] = NO_BRANCH

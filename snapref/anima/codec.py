@@ -75,7 +75,8 @@ class NanoCodec(nn.Module):
         """Latents (b, 16, 1, h/8, w/8), normalised, of pixels (b, 3, h, w) in [0, 1]."""
         side = 2 * self.factor
         if pixels.shape[-2] % side or pixels.shape[-1] % side:
-            raise ValueError(f"picture is {pixels.shape[-1]}x{pixels.shape[-2]} px; both sides must be multiples of {side}")
+            size = f"{pixels.shape[-1]}x{pixels.shape[-2]}"
+            raise ValueError(f"picture is {size} px; both sides must be multiples of {side}")
         return self.normalise(self.encoder(pixels * 2 - 1)).unsqueeze(2)
 
     def decode(self, latent: Tensor) -> Tensor:
@@ -91,5 +92,5 @@ class NanoCodec(nn.Module):
         return (raw - self.mean[:, None, None]) / self.std[:, None, None]
 
     def decode_raw(self, latent: Tensor) -> Tensor:
-        """Decoder output, about [-1, 1] and not clamped, of normalised latents (b, 16, h, w): what training compares."""
+        """Decoder output, about [-1, 1] and not clamped, of normalised latents (b, 16, h, w)."""
         return self.decoder(latent.contiguous(memory_format=torch.channels_last))

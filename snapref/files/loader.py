@@ -12,9 +12,7 @@ from snapref.anima.codec import NanoCodec
 from snapref.anima.model import AnimaDiT
 from snapref.anima.qwen import new_qwen
 from snapref.config import CodecConfig, ModelConfig, TextConfig
-from snapref.files.keys import PREFIXES, block_count, load_strict, load_vae, official
-
-DIT_PREFIXES = PREFIXES  # an adapter's names may carry them as well
+from snapref.files.keys import block_count, load_strict, load_vae, official
 
 
 class WeightsError(ValueError):

@@ -5,13 +5,12 @@ reproduces at sampling time (`reference.encode.joint_velocity`).
 """
 
 import dataclasses
-import math
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 
 from snapref import config as sizes
 from snapref.anima.model import AnimaDiT
@@ -20,7 +19,7 @@ from snapref.config import NANO, AdapterConfig
 from snapref.reference.branches import Adapter
 from snapref.reference.bundle import load_bundle, save_bundle
 from snapref.reference.encode import joint_velocity
-from snapref.training.base_task import by_sigma
+from snapref.training.base_task import KERNELS, by_sigma
 from snapref.training.config import RunConfig
 from snapref.training.flow import add_noise, draw_sigmas, velocity_loss
 from snapref.training.frozen import FrozenParts, read
@@ -45,7 +44,7 @@ class AdapterStep(nn.Module):
     def forward(self, latent, noise, sigma, context, reference, reference_context, reads) -> dict[str, Tensor]:
         """latent, reference: (b, 16, 1, h, w); reads: (b,) bool, whether a row reads its reference."""
         rows = reads.nonzero()[:, 0]
-        with sdpa_kernel([SDPBackend.MATH]):  # see FlowStep
+        with sdpa_kernel(KERNELS[latent.device.type]):
             velocity = joint_velocity(
                 self.frozen[0], self.adapter, add_noise(latent, noise, sigma), sigma, context,
                 reference[rows], reference_context[rows],
@@ -107,7 +106,7 @@ class AdapterTask:
         count = self.config.batch
         pairs = [draw_pair(self.config.seed, number * count + i) for i in range(count)[my_rows(count, rank, world)]]
         frames = torch.from_numpy(np.stack([[p.target, p.reference] for p in pairs]))
-        latent = torch.cat([self.parts.latents(part) for part in frames.split(math.ceil(16))])
+        latent = torch.cat([self.parts.latents(part) for part in frames.split(16)])
         return {
             "latent": latent[:, :, :1],
             "reference": latent[:, :, 1:],

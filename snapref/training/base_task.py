@@ -20,6 +20,12 @@ from snapref.training.loop import my_rows
 EMPTY_SHARE = 0.1  # of captions replaced by the empty prompt, which guidance needs
 CLEAN_FIRST_SHARE = 0.5  # of clips whose first frame is given clean, as a video model's conditioning frame
 
+# At 48 tokens the plain attention kernel is faster backwards than the fused one on a CPU.
+KERNELS = {
+    "cpu": [SDPBackend.MATH],
+    "cuda": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
+}
+
 
 class FlowStep(nn.Module):
     """The flow-matching loss of a batch, with its means at low, middle and high sigma."""
@@ -30,9 +36,7 @@ class FlowStep(nn.Module):
 
     def forward(self, latent, noise, sigma, learn, ids, ids_mask, source, source_mask) -> dict[str, Tensor]:
         rows = self.dit.config.text.context_rows
-        # At 48 tokens the plain attention kernel is faster backwards than the fused one on a CPU.
-        kernels = [SDPBackend.MATH] if latent.device.type == "cpu" else [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-        with sdpa_kernel(kernels):
+        with sdpa_kernel(KERNELS[latent.device.type]):
             context = contexts(self.dit.llm_adapter, ids, ids_mask, source, source_mask, rows)
             velocity = self.dit(add_noise(latent, noise, sigma), sigma, context)
         losses = velocity_loss(velocity.float(), latent, noise, learn)

@@ -78,7 +78,7 @@ class CodecTask:
             if i % 2 == 0 or not crops:  # two crops of each picture
                 index = step * config.batch + i - i % 2
                 image = torch.from_numpy(draw(kind_of(index), config.seed, index).frames[0]).permute(2, 0, 1)
-            y, x = (int(c * (side - crop + 1)) for c, side in zip(corner[i].tolist(), image.shape[1:]))
+            y, x = (int(c * (side - crop + 1)) for c, side in zip(corner[i].tolist(), image.shape[1:], strict=True))
             crops.append(image[:, y : y + crop, x : x + crop])
         pixels = torch.stack(crops).float() / 255
         return {"pixels": pixels, "noise": noise[rows], "amount": amount[rows]}

@@ -37,7 +37,7 @@ def run(
 ) -> None:
     """Train, resuming a run of that name. Ctrl-C keeps a checkpoint.
 
-    On two CPU cores: accelerate launch --cpu --num_processes 2 --num_cpu_threads_per_process 1 -m snapref train run base
+    On two CPU cores: torchrun --nproc_per_node 2 -m snapref train run base, with OMP_NUM_THREADS=1.
     """
     from snapref.training.loop import train
 

@@ -62,7 +62,7 @@ def train(task: Task, config: RunConfig, runs: Path, until: int | None = None) -
 
     stop = min(config.steps, until or config.steps)
     log = Log(run / "log.csv", start) if accelerator.is_main_process else None
-    bar = tqdm(total=stop, initial=start, desc=config.name, disable=not accelerator.is_main_process, mininterval=5)
+    bar = tqdm(total=stop, initial=start, desc=config.name, disable=log is None, mininterval=5)
     began, step = time.monotonic(), start
     with _asked_to_stop() as asked:
         while step < stop:
@@ -70,23 +70,25 @@ def train(task: Task, config: RunConfig, runs: Path, until: int | None = None) -
             out = model(**send_to_device(batch, accelerator.device))
             accelerator.backward(out["loss"])
             norm = accelerator.clip_grad_norm_(model.parameters(), config.clip)
-            for optimizer, peak in zip(optimizers, peaks):
+            for optimizer, peak in zip(optimizers, peaks, strict=True):
                 for group in optimizer.param_groups:  # the rate is a function of the step and has no state to save
                     group["lr"] = peak * config.rate(step)
                 optimizer.step()
                 optimizer.zero_grad()
             ema.update_parameters(accelerator.unwrap_model(model))
             step += 1
-            numbers = {k: accelerator.reduce(v.detach().float(), "mean").item() for k, v in out.items()}
+            numbers, interrupted = _agree(accelerator, out, asked())
             if not torch.isfinite(torch.tensor(numbers["loss"])):
                 last = checkpoints.newest(run)
-                raise NotFinite(f"the loss is {numbers['loss']} at step {step}; lower the learning rate and run again, "
-                                f"it continues from step {checkpoints.step_of(last) if last else 0}")
+                raise NotFinite(
+                    f"the loss is {numbers['loss']} at step {step}; lower the learning rate and run again, "
+                    f"it continues from step {checkpoints.step_of(last) if last else 0}"
+                )
             if log:
-                log.row(step, step * config.batch, time.monotonic() - began, float(norm), config.rate(step - 1), numbers)
+                seconds = time.monotonic() - began
+                log.row(step, step * config.batch, seconds, float(norm), config.rate(step - 1), numbers)
                 bar.set_postfix(loss=f"{log.smooth:.4f}", refresh=False)
                 bar.update()
-            interrupted = bool(accelerator.reduce(torch.tensor(float(asked()), device=accelerator.device), "sum"))
             if step % config.save_every == 0 or step == stop or interrupted:
                 _save(accelerator, run, step)
                 if accelerator.is_main_process:
@@ -99,13 +101,21 @@ def train(task: Task, config: RunConfig, runs: Path, until: int | None = None) -
     return run
 
 
+def _agree(accelerator: Accelerator, out: dict[str, Tensor], asked: bool) -> tuple[dict[str, float], bool]:
+    """(numbers averaged over the processes, whether any of them was asked to stop), in one exchange."""
+    numbers = [v.detach().float() for v in out.values()]
+    asks = torch.tensor(float(asked), device=accelerator.device)
+    *means, stops = accelerator.reduce(torch.stack([*numbers, asks]), "mean").tolist()
+    return dict(zip(out, means, strict=True)), stops > 0
+
+
 def ema_with_warmup(decay: float):
     """An average over the last 1/(1 - decay) steps, over fewer at the start: the first weights are soon forgotten."""
 
     @torch.no_grad()
     def update(averaged: list[Tensor], current: list[Tensor], count: Tensor) -> None:
         keep = min(decay, (1 + int(count)) / (10 + int(count)))
-        for old, new in zip(averaged, current):
+        for old, new in zip(averaged, current, strict=True):
             old.lerp_(new, 1 - keep) if old.is_floating_point() else old.copy_(new)
 
     return update
@@ -159,7 +169,8 @@ class Log:
         self._names = names
 
     def row(self, step, samples, seconds, norm, rate, numbers: dict[str, float]):
-        row = {"step": step, "samples": samples, "seconds": f"{seconds:.1f}", "norm": f"{norm:.4f}", "rate": f"{rate:.4f}"}
+        row = {"step": step, "samples": samples, "seconds": f"{seconds:.1f}", "norm": f"{norm:.4f}"}
+        row["rate"] = f"{rate:.4f}"
         row |= {k: f"{v:.5f}" for k, v in numbers.items()}
         if self._names is None:
             self._open(list(row))

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from snapref.training.tagger import Tagger, labels_of, tagging_loss
 from snapref.files.weights import save_weights
 from snapref.training.config import RunConfig
 from snapref.training.draws import specimen
 from snapref.training.frozen import FrozenParts
 from snapref.training.loop import my_rows
+from snapref.training.tagger import Tagger, labels_of, tagging_loss
 
 
 class TaggerStep(nn.Module):
