@@ -81,9 +81,24 @@ def attribute_report(tagger, samples: dict[str, np.ndarray], cases: list[Case]) 
         intervals["per_attribute"][name] = {c: found["ci95"] for c, found in shares.items()}
     report |= {"intervals": intervals, "ceiling": summary(ceiling), "chance": summary(guess)}
     report["seen"] = {name: int((~np.isnan(guess[:, i])).sum()) for i, name in enumerate(ATTRIBUTES)}
+    report["differences"] = differences({condition: part_means(score) for condition, score in scores.items()})
     if held := held_back_report(scores, cases):
         report["held_back"] = held
     return report
+
+
+def differences(means: dict[str, dict[str, np.ndarray]]) -> dict:
+    """Case by case, so narrower than the two intervals tell: what the picture adds, and what it costs."""
+    pairs = {
+        "appearance: reference - wrong_reference": ("appearance", "reference", "wrong_reference"),
+        "appearance: reference - all_tags": ("appearance", "reference", "all_tags"),
+        "scene: reference - all_tags": ("scene", "reference", "all_tags"),
+    }
+    return {
+        name: estimate(means[a][part] - means[b][part])
+        for name, (part, a, b) in pairs.items()
+        if a in means and b in means
+    }
 
 
 def share(column: np.ndarray) -> dict:

@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import torch
@@ -84,9 +84,7 @@ def diffusers_twin(model: AnimaDiT) -> nn.Module:
     return twin.eval()
 
 
-def run_twin(
-    twin: nn.Module, latent: torch.Tensor, sigma: torch.Tensor, context: torch.Tensor
-) -> torch.Tensor:
+def run_twin(twin: nn.Module, latent: torch.Tensor, sigma: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
     """The twin's velocity. latent: (b, 16, f, h, w), even h and w; sigma: (b,) or (b, f)."""
     mask = latent.new_zeros(1, 1, *latent.shape[-2:])
     timestep = sigma if sigma.ndim == 1 else sigma[:, None, :, None, None]
@@ -144,9 +142,12 @@ def randomised(model: AnimaDiT, generator: torch.Generator) -> AnimaDiT:
     return model
 
 
-if __name__ == "__main__":
-    import json
+def bench_both() -> list[ForwardBench]:
+    """nano at its own size, where overhead counts, and MEDIUM, where hardly anything but matrix products does."""
+    nano = bench_forward(replace(NANO, text=None), size=(16, 12), context_rows=64, rounds=60)
+    return [nano, bench_forward()]
 
-    result = bench_forward()
-    print(result)
-    print(json.dumps(asdict(result)))
+
+if __name__ == "__main__":
+    for result in bench_both():
+        print(result)

@@ -104,7 +104,7 @@ class Evaluator:
             "attributes": self.attributes(count),
             "pictures": self.pictures(count),
             "colours": self.colours(min(count, COLOUR_CASES)),
-            "held_back": self.attributes(count, "held_back"),
+            "held_back": self.attributes((count + 1) // 2, "held_back"),
         }
 
     def conditions(self, split: str) -> dict:

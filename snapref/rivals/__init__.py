@@ -1,4 +1,11 @@
-"""Other roads for a reference, behind one call, so that they can be drawn and timed side by side."""
+"""Roads by which a reference can reach the picture being made, behind one call, to be compared.
+
+    ExtraFrame     a clean second frame of a clip; it goes through the model at every step
+    OffsetFrame    a place of its own, read once and remembered: this project's road
+    Reencode       the same place, read anew at every step
+
+`draw` samples pictures by any of them. None leaves a trace in the model.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,7 +17,7 @@ from torch import Tensor
 from snapref.rivals.extra_frame import ExtraFrame, letterboxed
 from snapref.rivals.offset_frame import OffsetFrame, read_at
 from snapref.rivals.reencode import Reencode
-from snapref.sampling.guidance import cfg
+from snapref.sampling.passes import combine
 from snapref.sampling.pipeline import Pipeline
 from snapref.sampling.samplers import sample
 from snapref.sampling.settings import Settings
@@ -22,9 +29,10 @@ class Route(Protocol):
     """A road for a reference: a model call that reads it, or does not."""
 
     def velocity(self, noisy: Tensor, sigma: Tensor, context: Tensor, reads: bool = True) -> Tensor:
-        """Velocity (b, 16, 1, h, w) of the target. noisy: its shape; sigma: (b,); context: (b, k, c).
+        """Velocity of the target, shaped like `noisy`.
 
-        reads: False for the pass of guidance that is not to see the reference.
+        noisy: (b, 16, 1, h, w); sigma: (b,); context: (b, k, c). reads: False for the pass of guidance that
+        is not to see the reference.
         """
 
 
@@ -34,20 +42,23 @@ def draw(
 ) -> list[Image.Image]:
     """One picture per prompt, drawn as `pipe` draws: same noise, schedule, sampler and guidance.
 
-    Only the positive branch reads, as by default. settings: fields of `Settings` for the run and the
-    guidance scale. Raises SettingsError.
+    Only the positive branch reads, as by default, whatever `settings` (fields of `Settings`) say on reading.
+    Raises SettingsError.
     """
     chosen = Settings(**settings).resolved(pipe.config)
     levels = pipe.levels(chosen, None)
-    context = torch.cat(pipe.contexts(prompts))
+    positive = torch.cat(pipe.contexts(prompts))
     empty = torch.cat(pipe.contexts([negative] * len(prompts)))
+    buffers = (None, None)
 
     def denoise(x: Tensor, sigma: float) -> Tensor:
+        nonlocal buffers
         level = torch.full((len(x),), sigma, device=x.device)
-        positive = x - sigma * route.velocity(x, level, context)
-        if chosen.guidance == 1:
-            return positive
-        return cfg(positive, x - sigma * route.velocity(x, level, empty, reads=False), chosen.guidance)
+        answers = [x - sigma * route.velocity(x, level, positive)]
+        if chosen.guidance != 1:
+            answers.append(x - sigma * route.velocity(x, level, empty, reads=False))
+        guided, buffers = combine(tuple(answers), chosen, buffers)
+        return guided
 
     x = pipe.start(len(prompts), chosen, float(levels[0]))
     return pipe.decode(sample(denoise, x, levels, chosen.sampler, seed=chosen.seed))

@@ -1,7 +1,8 @@
 """The road without a memory: the reference goes through the model anew at every step.
 
-Nothing that it reads changes from step to step, so the numbers are those of `OffsetFrame` to the bit. What
-it takes longer is what remembering saves.
+Nothing that it reads changes from step to step, so the numbers are those of `OffsetFrame`, to the bit in fp32
+and bf16 (fp16 models read a reference in fp32 before they remember it). What it takes longer is what
+remembering saves.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from snapref.anima.model import AnimaDiT
 from snapref.reference.branches import Adapter
-from snapref.rivals.offset_frame import read_at
+from snapref.reference.encode import joint_velocity
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,5 @@ class Reencode:
     @torch.no_grad()
     def velocity(self, noisy: Tensor, sigma: Tensor, context: Tensor, reads: bool = True) -> Tensor:
         """See `rivals.Route`; the pass that does not read does not encode either."""
-        if not reads:
-            return self.model(noisy, sigma, context, branch=self.adapter.target)
-        place = self.adapter.config.place
-        remembered = read_at(self.model, self.adapter, self.reference, self.caption, place)
-        return remembered.velocity(noisy, sigma, context)
+        reference = self.reference if reads else None
+        return joint_velocity(self.model, self.adapter, noisy, sigma, context, reference, self.caption)
