@@ -69,6 +69,7 @@ class ModelConfig:
     default_steps: int
     default_guidance: float  # classifier-free guidance scale
     shift: float = 3.0  # of the sigma schedule
+    default_ref_megapixels: float = 1.0  # a larger reference is shrunk to this area, in million pixels
 
     @property
     def size_step(self) -> int:
@@ -97,7 +98,7 @@ NANO = ModelConfig(
         qwen_head_dim=16, qwen_mlp=192, qwen_pad_id=0,
     ),
     codec=CodecConfig(kind="nano", factor=8),
-    default_size=(128, 96), default_steps=28, default_guidance=3.0,
+    default_size=(128, 96), default_steps=28, default_guidance=3.0, default_ref_megapixels=0.0125,
 )
 
 

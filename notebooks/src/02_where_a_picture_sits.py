@@ -224,12 +224,12 @@ print(f"equal for {len(places)} tokens")
 # anything is learnt.
 
 # %%
-rows, columns = torch.arange(-44, 45), torch.arange(-20, 21)
-figure = plots.figure(3.0, 3.7, dpi=80)
+rows, columns = torch.linspace(-44, 44, 177), torch.linspace(-20, 20, 81)
+figure = plots.figure(3.0, 3.7)
 axes = figure.subplots()
-image = axes.imshow(place_view.closeness(dit, 0, rows[:, None], columns), extent=(-20.5, 20.5, 44.5, -44.5))
+image = axes.contourf(columns, rows, place_view.closeness(dit, 0, rows[:, None], columns), levels=10)
 figure.colorbar(image, label="q·k / |q||k|")
-axes.set(xlabel="columns away", ylabel="rows away")
+axes.set(xlabel="columns away", ylabel="rows away", aspect="equal")
 plots.still(figure, "Heat map of closeness: one bright spot at no displacement, ripples on all sides")
 
 # %% [markdown]
@@ -256,18 +256,19 @@ plots.still(
 # %% [markdown]
 # *The target token at row 2, column 3 (red frame), and how near it finds each of 48 reference tokens. On top
 # and in the next frame its own twin stands out; from 32 rows away only a ripple does.*
-#
+
+# %% [markdown]
 # Does a trained model take ripples for neighbours? If so, the base without an adapter should draw her too
 # low, by what is left of the place after whole ripples of 6.3 rows. Guess where her head will be:
 
 # %%
-rows = (4, 8, 16, 32)
+rows = (4, 8, 16)
 ghosts = place_runs.base_alone(pipe, reference, prompt, rows, steps=10)
 left_over = [f"row {row}: {row % (2 * math.pi):.1f} too low" for row in rows]
 plots.still(plots.grid(ghosts, left_over), "Pictures by the base alone; " + ", ".join(left_over))
 
 # %% [markdown]
-# *The base alone, with the reference at four places; its prompt asked for another scene. Where her head sits
+# *The base alone, with the reference at three places; its prompt asked for another scene. Where her head sits
 # lower by the number below, and parts of her return 6.3 rows higher, a ripple was taken for a neighbour. An
 # adapter must teach the model to ask what a token shows, not only where it is.*
 

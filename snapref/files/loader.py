@@ -39,13 +39,13 @@ def load_model(path: str | Path, config: ModelConfig, dtype: torch.dtype, device
     tensors = official(read_tensors(path))
     dit = dataclasses.replace(config.dit, blocks=block_count(tensors) or config.dit.blocks)
     config = dataclasses.replace(config, dit=dit)
-    return _filled(lambda: AnimaDiT(config), tensors, path, dtype, device)
+    return build(lambda: AnimaDiT(config), tensors, path, dtype, device)
 
 
 def load_qwen(path: str | Path, config: TextConfig, dtype: torch.dtype, device="cpu") -> nn.Module:
     """Returns the language model of a file with keys `model.*`. Raises WeightsError, KeyMismatch."""
     tensors = {name.removeprefix("model."): t for name, t in read_tensors(path).items()}
-    qwen = _filled(lambda: new_qwen(config), tensors, path, dtype, device)
+    qwen = build(lambda: new_qwen(config), tensors, path, dtype, device)
     # RoPE's speeds are no weights: they are in no file and were made without memory.
     qwen.rotary_emb = type(qwen.rotary_emb)(qwen.config).to(device)
     return qwen
@@ -55,7 +55,7 @@ def load_codec(path: str | Path, config: CodecConfig, dtype: torch.dtype, device
     """Returns what turns pixels into latents and back. Raises WeightsError, KeyMismatch."""
     tensors = read_tensors(path)
     if config.kind == "nano":
-        return _filled(lambda: NanoCodec(config), tensors, path, dtype, device)
+        return build(lambda: NanoCodec(config), tensors, path, dtype, device)
     return load_vae(tensors, str(path)).to(device, dtype)
 
 
@@ -71,8 +71,8 @@ def load_tokenizer(path: str | Path):
     return AutoTokenizer.from_pretrained(path, local_files_only=True)
 
 
-def _filled(
-    make: Callable[[], nn.Module], tensors: Mapping[str, Tensor], source, dtype: torch.dtype, device
+def build(
+    make: Callable[[], nn.Module], tensors: Mapping[str, Tensor], source, dtype: torch.dtype, device="cpu"
 ) -> nn.Module:
     """Returns make() with the tensors as its weights, for evaluation, without gradient.
 

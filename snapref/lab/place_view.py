@@ -17,7 +17,7 @@ from snapref.lab.place_runs import Trial, attention, losses, moved
 from snapref.reference.cache import ReferenceCache
 from snapref.sampling.pipeline import Pipeline
 
-ROWS = (0, 4, 8, 16, 24, 32, 40, 48, 64)  # places that the slider stops at
+ROWS = (0, 4, 8, 16, 24, 30, 32, 34, 40, 64)  # places that the slider stops at
 
 
 def closeness(config: DiTConfig, t, h, w) -> Tensor:
@@ -62,7 +62,7 @@ def arrows(q, k, step: float, places: Sequence[tuple[int, int]]) -> Figure:
 
 def wavelengths(config: DiTConfig) -> Figure:
     """Patches per full turn of every pair of a head, by axis."""
-    figure = plots.figure(5.6, 2.6)
+    figure = plots.figure(5.6, 2.6, dpi=80)
     axes, first = figure.subplots(), 0
     marks = (("time t", plots.ORANGE, "o"), ("row h", plots.BLUE, "s"), ("column w", plots.GREEN, "^"))
     for (name, colour, mark), speed in zip(marks, axis_frequencies(config), strict=True):
@@ -145,7 +145,7 @@ def curves(found: Sequence[Stop], none: float, trained: float, axes=None, row: i
     """Loss against place, with her own and another's picture; `none`: the loss without any."""
     figure = None
     if axes is None:
-        figure = plots.figure(5.6, 2.8)
+        figure = plots.figure(5.6, 2.8, dpi=80)
         axes = figure.subplots()
     places = [stop.row for stop in found]
     axes.plot(places, [stop.right for stop in found], "o-", color=plots.BLUE, label="her own picture")
@@ -206,10 +206,10 @@ class PlaceSlider:
         return f"Reference at row {stop.row}: {share} of the target's self-attention goes to it."
 
     def still(self) -> Image.Image | Figure:
-        """What stands in where no kernel runs: the curve if there is one, else the pictures of some stops."""
+        """What stands in where no kernel runs: the curve if there is one, else the picture of every other stop."""
         if self.none is not None:
             return curves(self.found, self.none, self.pipe.adapter.config.place[1])
-        some = self.found[:: max(1, len(self.found) // 4)]
+        some = self.found[::2]
         return plots.grid([stop.picture for stop in some], [f"row {stop.row}" for stop in some])
 
     def show(self) -> None:

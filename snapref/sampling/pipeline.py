@@ -143,7 +143,8 @@ class Pipeline:
         CacheError.
         """
         self.check_adapter()
-        settings = Settings(mode=mode, ref_caption=ref_caption, ref_megapixels=ref_megapixels)
+        area = self.config.default_ref_megapixels if ref_megapixels is None else ref_megapixels
+        settings = Settings(mode=mode, ref_caption=ref_caption, ref_megapixels=area)
         mode, caption = self.caption(settings)
         sources = reference if isinstance(reference, (list, tuple)) else [reference]
         pictures = [load_picture(source) for source in sources]

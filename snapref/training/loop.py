@@ -164,7 +164,7 @@ class Log:
             self._writer.writerows(kept)
 
     def _open(self, names: list[str]):
-        self._writer = csv.DictWriter(self._file, names, extrasaction="ignore")
+        self._writer = csv.DictWriter(self._file, names, extrasaction="ignore", lineterminator="\n")
         self._writer.writeheader()
         self._names = names
 
