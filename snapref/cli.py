@@ -112,8 +112,8 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Draw a prompt, with the character of a picture."""
+    from snapref.lab.notices import notices
     from snapref.reference.cache import ReferenceCache
-    from snapref.sampling.notices import notices
     from snapref.sampling.settings import Settings
 
     given = {
@@ -134,7 +134,7 @@ def generate(
 
     paths = reference or []
     pictures = [path for path in paths if path.suffix != ".safetensors"]
-    told = notices(pipe.config, pipe.codec, [prompt, negative], pictures)
+    told = notices(pipe.config, [prompt, negative], pictures)
     for sentence in told:
         typer.echo(f"snapref: {sentence}", err=True)
     begun = time.perf_counter()

@@ -14,8 +14,8 @@ import snapref
 from snapref.cli import app
 from snapref.evaluation import runs
 from snapref.evaluation.tables import TABLES, fill
-from snapref.evaluation.tagger import Tagger
 from snapref.lab.demo import PROMPTS, sample_character
+from snapref.training.tagger import Tagger
 
 RUN = CliRunner()
 README = Path(__file__).parents[1] / "README.md"

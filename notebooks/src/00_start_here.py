@@ -323,7 +323,7 @@ print("largest difference to the base:", (row[0].latents - base.latents).abs().m
 # a tag that nano has never heard.
 
 # %%
-from snapref.sampling.notices import notices
+from snapref.lab.notices import notices
 
 y, x = np.mgrid[0:1:128j, 0:1:96j]
 hills = np.stack([0.3 + 0.6 * y, 0.5 + 0.2 * np.sin(9 * x + 6 * y), 0.9 - 0.7 * y], axis=-1)
@@ -331,7 +331,7 @@ others = [references()[i].picture() for i in (0, 8)] + [hills]
 answers = [pipe(prompt, reference=other, settings=settings, quiet=True).image for other in others]
 captions = ["reference 1", "reference 9", "no character"] + [f"drawn with {i}" for i in ("1", "9", "that")]
 still(grid(others + answers, captions, columns=3), "Three references above, what is drawn with each below")
-print(*notices(pipe.config, pipe.codec, ["1girl, beech, waving"], [hills]), sep="\n")
+print(*notices(pipe.config, ["1girl, beech, waving"], [hills]), sep="\n")
 
 # %% [markdown]
 # *Top: three references. Bottom: the same prompt and noise with each.* The model cannot know that a

@@ -14,11 +14,11 @@ from snapref.evaluation.colours import colour_report
 from snapref.evaluation.flatness import codec_report, flatness_report
 from snapref.evaluation.heldout import heldout_losses, heldout_report
 from snapref.evaluation.samples import draw, seconds_per_picture, through_codec
-from snapref.evaluation.tagger import load_tagger
 from snapref.files.loader import load_codec
 from snapref.files.nano import nano_file
 from snapref.sampling.pipeline import Pipeline
 from snapref.sampling.settings import Settings
+from snapref.training.tagger import load_tagger
 
 COLOUR_CASES = 128  # enough for a gap of 1 ΔE; every case costs a sample more
 

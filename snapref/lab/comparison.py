@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from PIL import Image
 
+from snapref.lab.notices import notices
 from snapref.reference.cache import ReferenceCache
 from snapref.reference.picture import load_picture, to_pixels
-from snapref.sampling.notices import notices
 from snapref.sampling.settings import Settings
 
 PREVIEW_EVERY = 4  # steps
@@ -56,7 +56,7 @@ class Comparer:
         """
         picture = load_picture(picture)
         fitted = self.fitted(picture)
-        told = notices(self.pipe.config, self.pipe.codec, [prompt], [fitted])
+        told = notices(self.pipe.config, [prompt], [fitted])
         reading, is_new = self.read(picture, settings.mode)
         begun = time.perf_counter()
         read = self.draw(WITH, prompt, reading.cache, settings, progress)

@@ -4,11 +4,16 @@ It was trained on rendered pictures and on what nano's codec makes of them with 
 samples; its accuracy on rendered held-out characters is the ceiling of every score.
 """
 
+from functools import lru_cache
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snapref.anima.codec import ResBlock
+from snapref.files.loader import build, read_tensors
+from snapref.files.nano import nano_file
 from snapref.world import IDENTITY, SCENE
 
 WHITE_FLOOR = ("floor drawn", "white floor")
@@ -52,10 +57,22 @@ class Tagger(nn.Module):
         return {name: head(features) for name, head in self.heads.items()}
 
     @torch.no_grad()
+    def confidence(self, pixels: Tensor) -> Tensor:
+        """(b,) how sure the tagger is of what it reads: the mean over attributes of the likeliest value's share."""
+        return torch.stack([logits.softmax(1).amax(1) for logits in self(pixels).values()]).mean(0)
+
+    @torch.no_grad()
     def read(self, pixels: Tensor) -> list[dict[str, str | None]]:
         """The likeliest value of every attribute, per picture; None is the value of an absent accessory or detail."""
         best = {name: logits.argmax(1).tolist() for name, logits in self(pixels).items()}
         return [{name: self.CHOICES[name][best[name][i]] for name in best} for i in range(len(pixels))]
+
+
+@lru_cache(maxsize=2)
+def load_tagger(folder: str | Path | None = None) -> Tagger:
+    """The shipped tagger, in evaluation mode. Raises WeightsError where its file is missing."""
+    path = nano_file("tagger.safetensors", folder)
+    return build(Tagger, read_tensors(path), path, torch.float32)
 
 
 def labels_of(person, where) -> dict[str, int]:
