@@ -322,7 +322,7 @@ for road, values in distances.items():
 # %% [markdown]
 # Means with their standard errors. A road that copies comes out small on the left; one that obeys the prompt
 # and knows the character comes out small on the right. It is not quite fair, for only the last road has an
-# adapter. But for Anima too, makers of the extra frame without one report that poses are copied along.
+# adapter. But for Anima too, the maker of one extra-frame node without an adapter reports copied poses.
 
 # %% [markdown]
 # ## What the second frame costs
