@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 import snapref
 from snapref.evaluation.commands import app as evaluate
+from snapref.evaluation.commands import bench
 from snapref.training.commands import app as train
 
 
@@ -38,6 +39,7 @@ app = typer.Typer(
 
 app.add_typer(train, name="train")
 app.add_typer(evaluate, name="evaluate")
+app.add_typer(bench, name="bench")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 

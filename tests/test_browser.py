@@ -46,5 +46,5 @@ def test_strength_slider_changes_picture_in_first_notebook():
         tab.wait_for_function(
             "!document.querySelector('.snapref-status').innerText.startsWith('drawing')", timeout=120_000
         )
-        assert "Nothing" not in tab.locator(".snapref-status").inner_text()
+        assert "Nothing" not in tab.locator(".snapref-status").first.inner_text()
         assert browser.picture(tab, ".snapref-picture") != before

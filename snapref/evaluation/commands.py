@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(help="Score nano on characters it never saw.", no_args_is_help=True)
+bench = typer.Typer(help="Time one thing against another, as a ratio within one run.", no_args_is_help=True)
 
 Count = Annotated[int, typer.Option("--n", help="Cases.")]
 Seed = Annotated[int, typer.Option(help="Of the cases and of the noise.")]
@@ -108,6 +109,25 @@ def everything(
     report = Evaluator(folder, adapter, seed, steps, quiet=as_json).everything(n, pairs)
     tell(report, lambda found: "\n\n".join(all_tables(found).values()), as_json, out)
     readme.write_text(fill(page, all_tables(report)), encoding="utf-8")
+
+
+@bench.command("forward")
+def forward(as_json: AsJson = False) -> None:
+    """Our forward against diffusers' on the same weights, interleaved in one run; needs diffusers."""
+    from dataclasses import asdict
+
+    from snapref.evaluation.bench_forward import bench_both
+
+    results = bench_both()
+    if as_json:
+        typer.echo(json.dumps([asdict(result) for result in results]))
+        return
+    for r in results:
+        typer.echo(
+            f"width {r.width}, {r.blocks} blocks, {r.tokens} tokens: {r.ours_ms:.1f} ms, diffusers "
+            f"{r.diffusers_ms:.1f} ms, ratio {r.ratio:.3f} (quartiles {r.ratio_low:.3f} to {r.ratio_high:.3f} "
+            f"of {r.rounds} rounds, {r.threads} threads)"
+        )
 
 
 def tell(report: dict, as_text, as_json: bool, out: Path | None) -> None:

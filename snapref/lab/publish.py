@@ -70,7 +70,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path = NOTEBOOKS, timeout: 
     timeout: seconds for one cell. Raises nbclient's CellExecutionError with the cell and its traceback.
     """
     client = NotebookClient(
-        notebook, timeout=timeout, kernel_name="python3", record_timing=False,
+        notebook, timeout=timeout, kernel_name="python3", record_timing=False, coalesce_streams=True,
         resources={"metadata": {"path": str(folder)}},
     )  # fmt: skip
     client.execute(env={**os.environ, **FIXED_ENVIRONMENT})

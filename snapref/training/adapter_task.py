@@ -28,6 +28,8 @@ from snapref.training.pairs import draw_pair
 
 EMPTY_SHARE = 0.1  # of prompts replaced by the empty one
 ALONE_SHARE = 0.1  # of targets without a reference
+# Of targets, a batch at a time: one place has to serve every size of picture.
+SHAPES = ("portrait", "portrait", "landscape", "portrait", "portrait", "square")
 
 
 class AdapterStep(nn.Module):
@@ -104,15 +106,18 @@ class AdapterTask:
     def _make(self, number: int, rank: int, world: int) -> dict[str, Tensor]:
         """A batch of pairs, encoded: everything that does not learn is computed once."""
         count = self.config.batch
-        pairs = [draw_pair(self.config.seed, number * count + i) for i in range(count)[my_rows(count, rank, world)]]
-        frames = torch.from_numpy(np.stack([[p.target, p.reference] for p in pairs]))
-        latent = torch.cat([self.parts.latents(part) for part in frames.split(16)])
+        rows, shape = range(count)[my_rows(count, rank, world)], SHAPES[number % len(SHAPES)]
+        pairs = [draw_pair(self.config.seed, number * count + i, shape=shape) for i in rows]
         return {
-            "latent": latent[:, :, :1],
-            "reference": latent[:, :, 1:],
+            "latent": self._latents([p.target for p in pairs]),
+            "reference": self._latents([p.reference for p in pairs]),
             "context": self._contexts([p.prompt for p in pairs]),
             "reference_context": torch.cat([self.contexts[p.mode] for p in pairs]),
         }
+
+    def _latents(self, pictures: list[np.ndarray]) -> Tensor:
+        frames = torch.from_numpy(np.stack(pictures))[:, None]  # (b, 1, h, w, 3)
+        return torch.cat([self.parts.latents(part) for part in frames.split(16)])
 
     def export(self, model: AdapterStep, path: Path) -> None:
         save_bundle(model.adapter, path, torch.float16)

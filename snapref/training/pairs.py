@@ -19,8 +19,8 @@ class Pair:
     mode: str  # "cs" or "char"
 
 
-def draw_pair(seed: int, index: int, split: str = "adapter") -> Pair:
-    """The index-th pair: the same person in two scenes that share nothing but her."""
+def draw_pair(seed: int, index: int, split: str = "adapter", shape: str = "portrait") -> Pair:
+    """The index-th pair: the same person in two scenes that share nothing but her; `shape` is the target's."""
     rng = np.random.default_rng((seed, index, 77))
     person = character(rng, split)
     mode = "char" if rng.random() < CHAR else "cs"
@@ -34,7 +34,7 @@ def draw_pair(seed: int, index: int, split: str = "adapter") -> Pair:
     shown = person
     if mode == "char":
         shown = replace(person, artist=str(rng.choice([a for a in STYLES if a != person.artist])))
-    return Pair(render(shown, before, SIZES["portrait"]), render(person, after, SIZES["portrait"]), prompt, mode)
+    return Pair(render(shown, before, SIZES["portrait"]), render(person, after, SIZES[shape]), prompt, mode)
 
 
 def reference_scene(rng: np.random.Generator) -> Scene:
