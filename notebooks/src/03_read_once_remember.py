@@ -61,10 +61,11 @@ picture = references()[1].picture()  # (128, 96, 3), a character that no trainin
 memory = pipe.encode(picture)
 
 beach = pipe(PROMPT, reference=memory, seed=3, quiet=True)
-night = pipe("1girl, night, smile", reference=memory, seed=8, size=(96, 128), quiet=True)
-captions = ["read once", "beach, waving, full body", "night, smile"]
+scene = "1girl, snow, standing, smile, upper body"
+snow = pipe(scene, reference=memory, seed=8, size=(96, 128), quiet=True)
+captions = ["read once", "beach, waving, full body", "snow, standing, smile"]
 still(
-    grid([picture, beach.image, night.image], captions, zoom=2),
+    grid([picture, beach.image, snow.image], captions, zoom=2),
     "A reference picture, and two pictures drawn from one memory of it",
 )
 
