@@ -182,8 +182,9 @@ assert blocks * 2 * keys.numel() * 4 == cache.nbytes
 again = pipe(prompt, reference=cache, settings=settings, quiet=True)
 assert torch.equal(again.latents, drawn.latents)
 
-city = pipe("1girl, city, waving, smile, upper body", reference=cache, settings=settings, seed=1, size=(96, 128), quiet=True)
-still(grid([city.image], zoom=2), "Her in the city, waving, in a picture wider than high")
+city = "1girl, city, waving, smile, upper body"
+wide = pipe(city, reference=cache, settings=settings, seed=1, size=(96, 128), quiet=True)
+still(grid([wide.image], zoom=2), "Her in the city, waving, in a picture wider than high")
 
 # %% [markdown]
 # *Another scene in another shape, from the same reading.* What did that save? Attention needs the
