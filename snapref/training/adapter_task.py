@@ -16,13 +16,14 @@ from snapref import config as sizes
 from snapref.anima.model import AnimaDiT
 from snapref.anima.text import contexts
 from snapref.config import NANO, AdapterConfig
+from snapref.files.loader import load_model
 from snapref.reference.branches import Adapter
 from snapref.reference.bundle import load_bundle, save_bundle
 from snapref.reference.encode import joint_velocity
 from snapref.training.base_task import KERNELS, by_sigma
 from snapref.training.config import RunConfig
 from snapref.training.flow import add_noise, draw_sigmas, velocity_loss
-from snapref.training.frozen import FrozenParts, read
+from snapref.training.frozen import FrozenParts
 from snapref.training.loop import my_rows
 from snapref.training.pairs import draw_pair
 
@@ -68,9 +69,7 @@ class AdapterTask:
         self.config, options = config, config.options
         folder = Path(options["weights"])
         self.parts = FrozenParts(folder)
-        self.dit = AnimaDiT(NANO)
-        self.dit.load_state_dict({k.removeprefix("net."): v for k, v in read(folder / "base.safetensors").items()})
-        self.dit.eval().requires_grad_(False)
+        self.dit = load_model(folder / "base.safetensors", NANO, torch.float32)
         if start := options.get("init"):
             adapter = load_bundle(start, NANO)
         else:

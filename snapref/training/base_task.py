@@ -10,11 +10,12 @@ from snapref.anima.init import initialise
 from snapref.anima.model import AnimaDiT
 from snapref.anima.text import contexts
 from snapref.config import NANO
+from snapref.files.loader import load_model
 from snapref.files.weights import save_weights
 from snapref.training.chunks import Chunks
 from snapref.training.config import RunConfig
 from snapref.training.flow import add_noise, draw_sigmas, velocity_loss
-from snapref.training.frozen import FrozenParts, read
+from snapref.training.frozen import FrozenParts
 from snapref.training.loop import my_rows
 
 EMPTY_SHARE = 0.1  # of captions replaced by the empty prompt, which guidance needs
@@ -56,10 +57,10 @@ class BaseTask:
         self.parts = FrozenParts(options["weights"])
         self.chunks = Chunks(self.parts, options["kinds"], config.batch, options["passes"], config.seed, "train")
         self.empty = self.parts.text([""])
-        dit = AnimaDiT(NANO)
-        initialise(dit, torch.Generator().manual_seed(config.seed))
         if start := options.get("init"):
-            dit.load_state_dict({k.removeprefix("net."): v for k, v in read(Path(start)).items()})
+            dit = load_model(start, NANO, torch.float32).train().requires_grad_(True)
+        else:
+            dit = initialise(AnimaDiT(NANO), torch.Generator().manual_seed(config.seed))
         self.model = FlowStep(dit)
 
     def batch(self, step: int, rank: int, world: int) -> dict[str, Tensor]:

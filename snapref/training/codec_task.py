@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from snapref.anima.codec import NanoCodec
 from snapref.config import NANO
+from snapref.files.loader import load_codec
 from snapref.files.weights import save_weights
 from snapref.training.config import RunConfig
 from snapref.training.draws import draw, kind_of
@@ -44,7 +45,6 @@ class CodecStep(nn.Module):
         error = (drawn[clean].clamp(-1, 1) - target[clean]).square().mean() / 4  # in [0, 1] units
         return {"loss": flat + 0.5 * edges + 0.01 * spread, "psnr": -10 * torch.log10(error.detach() + 1e-9)}
 
-
     @torch.no_grad()
     def _follow(self, raw: Tensor) -> None:
         """Running statistics of the encoder's output, which encode() uses afterwards."""
@@ -58,11 +58,10 @@ class CodecTask:
 
     def __init__(self, config: RunConfig):
         torch.manual_seed(config.seed)
-        codec = NanoCodec(NANO.codec)
         if start := config.options.get("init"):
-            from safetensors.torch import load_file
-
-            codec.load_state_dict({k: v.float() for k, v in load_file(start).items()})
+            codec = load_codec(start, NANO.codec, torch.float32).train().requires_grad_(True)
+        else:
+            codec = NanoCodec(NANO.codec)
         self.model = CodecStep(codec, config.options.get("freeze_encoder", False))
         self.config = config
 

@@ -3,17 +3,11 @@
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from snapref.anima.codec import NanoCodec
-from snapref.anima.qwen import new_qwen
 from snapref.config import NANO
+from snapref.files.loader import load_codec, load_qwen
 from snapref.training.captions import Captions
-
-
-def read(path: Path) -> dict[str, Tensor]:
-    return {name: t.float() if t.is_floating_point() else t for name, t in load_file(path).items()}
 
 
 class FrozenParts:
@@ -22,12 +16,8 @@ class FrozenParts:
     def __init__(self, folder: str | Path):
         folder = Path(folder)
         self.captions = Captions(folder)
-        self.codec = NanoCodec(NANO.codec)
-        self.codec.load_state_dict(read(folder / "codec.safetensors"))
-        self.qwen = new_qwen(NANO.text)
-        self.qwen.load_state_dict({k.removeprefix("model."): v for k, v in read(folder / "text.safetensors").items()})
-        for part in (self.codec, self.qwen):
-            part.eval().requires_grad_(False)
+        self.codec = load_codec(folder / "codec.safetensors", NANO.codec, torch.float32)
+        self.qwen = load_qwen(folder / "text.safetensors", NANO.text, torch.float32)
 
     @torch.no_grad()
     def text(self, captions: list[str]) -> dict[str, Tensor]:
