@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from snapref.anima.vae import QwenImageVAE
+from snapref.files.broken import refuse_not_finite
 
 # Specification section 1: base files carry the first, aesthetic and turbo files the second; some carry none.
 PREFIXES = ("net.", "model.diffusion_model.", "diffusion_model.")
@@ -173,4 +174,5 @@ def load_vae(tensors: Mapping[str, Tensor], source: str) -> QwenImageVAE:
     with torch.device("meta"):
         vae = AutoencoderKLQwenImage(base_dim=96 if first is None else len(first))
     load_strict(vae, tensors, source, assign=True)
+    refuse_not_finite(tensors.items(), source)
     return QwenImageVAE(vae.eval().requires_grad_(False))

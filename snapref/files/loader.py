@@ -5,54 +5,81 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from snapref.anima.codec import NanoCodec
+from snapref.anima.linear import FLOAT8
 from snapref.anima.model import AnimaDiT
+from snapref.anima.offload import Visits
 from snapref.anima.qwen import new_qwen
 from snapref.config import CodecConfig, ModelConfig, TextConfig
-from snapref.files.keys import block_count, load_strict, load_vae, official
-
-
-class WeightsError(ValueError):
-    """A weight file that cannot be used, in one sentence that ends with what to do."""
+from snapref.files.broken import WeightsError, opened, refuse_not_finite
+from snapref.files.keys import block_count, check_keys, join_from_diffusers, load_strict, load_vae, official, shapes
+from snapref.files.quant import is_scale, one_layout, prepare
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """Returns the tensors of a file, memory-mapped. Raises WeightsError."""
-    with _opened(path) as file:
+    """Returns the tensors of a file, or of all files of a folder, memory-mapped. Raises WeightsError."""
+    path = Path(path)
+    if path.is_dir():
+        return {name: t for file in sorted(path.glob("*.safetensors")) for name, t in read_tensors(file).items()}
+    with opened(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}
+
+
+def read_model(source: str | Path | tuple[Path, Path]) -> dict[str, Tensor]:
+    """Returns the diffusion model's tensors by official name.
+
+    source: a file, or (transformer, text_conditioner), the folders of a diffusers repository.
+    """
+    if isinstance(source, tuple):
+        return join_from_diffusers(*map(read_tensors, source))
+    return official(read_tensors(source))
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
     """Returns the texts in the header of a safetensors file. Raises WeightsError."""
-    with _opened(path) as file:
+    with opened(path) as file:
         return file.metadata() or {}
 
 
-def load_model(path: str | Path, config: ModelConfig, dtype: torch.dtype, device="cpu") -> AnimaDiT:
+def load_model(
+    path: str | Path | tuple[Path, Path], config: ModelConfig, dtype: torch.dtype, device="cpu", offload: bool = False
+) -> AnimaDiT:
     """Returns the diffusion model of a file, LLM adapter included, with as many blocks as the file has.
 
+    dtype: what is computed in. Linears that are fp8 in the file stay fp8 in memory (`anima.linear`).
+    offload: the blocks stay in host memory, in the file's dtype, and visit the device (`anima.offload`).
     Raises WeightsError, or KeyMismatch listing all names that do not fit.
     """
-    tensors = official(read_tensors(path))
+    metadata = {} if isinstance(path, tuple) or Path(path).is_dir() else read_metadata(path)
+    tensors = one_layout(read_model(path), metadata, path)
     dit = dataclasses.replace(config.dit, blocks=block_count(tensors) or config.dit.blocks)
     config = dataclasses.replace(config, dit=dit)
-    return build(lambda: AnimaDiT(config), tensors, path, dtype, device)
+    model = build(lambda: AnimaDiT(config), tensors, path, dtype, device, home="blocks." if offload else None)
+    if offload:
+        model.visits = Visits(torch.device(device), dtype)
+    return model
 
 
-def load_qwen(path: str | Path, config: TextConfig, dtype: torch.dtype, device="cpu") -> nn.Module:
-    """Returns the language model of a file with keys `model.*`. Raises WeightsError, KeyMismatch."""
-    tensors = {name.removeprefix("model."): t for name, t in read_tensors(path).items()}
+def load_qwen(path: str | Path, config: TextConfig, dtype: torch.dtype | None, device="cpu") -> nn.Module:
+    """Returns the language model of a file or folder, whatever its names' prefix.
+
+    dtype None keeps the file's: on the CPU then nothing is copied. Raises WeightsError, KeyMismatch.
+    """
+    metadata = {} if Path(path).is_dir() else read_metadata(path)
+    tensors = one_layout(read_tensors(path), metadata, path)
+    first, last = "embed_tokens.weight", "lm_head.weight"  # the head is for writing text, which nobody does here
+    prefix = next((name.removesuffix(first) for name in tensors if name.endswith(first)), "model.")
+    tensors = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix) or n != last}
     qwen = build(lambda: new_qwen(config), tensors, path, dtype, device)
     # RoPE's speeds are no weights: they are in no file and were made without memory.
     qwen.rotary_emb = type(qwen.rotary_emb)(qwen.config).to(device)
     return qwen
 
 
-def load_codec(path: str | Path, config: CodecConfig, dtype: torch.dtype, device="cpu") -> nn.Module:
-    """Returns what turns pixels into latents and back. Raises WeightsError, KeyMismatch."""
+def load_codec(path: str | Path, config: CodecConfig, dtype: torch.dtype | None, device="cpu") -> nn.Module:
+    """Returns what turns pixels into latents and back. dtype as in `load_qwen`. Raises WeightsError, KeyMismatch."""
     tensors = read_tensors(path)
     if config.kind == "nano":
         return build(lambda: NanoCodec(config), tensors, path, dtype, device)
@@ -72,43 +99,34 @@ def load_tokenizer(path: str | Path):
 
 
 def build(
-    make: Callable[[], nn.Module], tensors: Mapping[str, Tensor], source, dtype: torch.dtype, device="cpu"
+    make: Callable[[], nn.Module],
+    tensors: Mapping[str, Tensor],
+    source,
+    dtype: torch.dtype | None,
+    device="cpu",
+    home: str | None = None,
 ) -> nn.Module:
     """Returns make() with the tensors as its weights, for evaluation, without gradient.
 
-    The module is made without memory and takes over the tensors, moved one by one.
+    The module is made without memory and takes over the tensors, which go to the device one by one and are cast
+    there: the host never holds more than the mapped file. dtype None keeps each tensor's own; fp8 weights of
+    linears, and their scales, always keep theirs.
+    home: names that begin with it stay on the host and keep their dtypes.
     """
     with torch.device("meta"):
         module = make()
-    moved = {name: t.to(device, dtype if t.is_floating_point() else None) for name, t in tensors.items()}
+    tensors = prepare(module, tensors)
+    check_keys(shapes(module.state_dict()), shapes(tensors), str(source))  # before anything is moved
+    own = module.state_dict()
+    moved = {}
+    for name, tensor in tensors.items():
+        if home is not None and name.startswith(home):
+            # A GPU fetches from page-locked memory while it computes; from any other it would have to wait.
+            moved[name] = tensor.pin_memory() if torch.device(device).type == "cuda" else tensor
+            continue
+        kept = dtype is None or not tensor.is_floating_point() or own[name].dtype in FLOAT8 or is_scale(name)
+        there = tensor.to(device)
+        moved[name] = there if kept else there.to(dtype)
     load_strict(module, moved, str(source), assign=True)
+    refuse_not_finite(moved.items(), source)
     return module.eval().requires_grad_(False)
-
-
-def _opened(path: str | Path):
-    """Returns the open file. Raises WeightsError."""
-    path = Path(path)
-    if not path.is_file():
-        raise WeightsError(f"{path} does not exist; check the path")
-    try:
-        return safe_open(path, framework="pt")
-    except SafetensorError as error:
-        size = path.stat().st_size
-        raise WeightsError(f"{path} ({size:,} bytes) is {_what_is(path)}; fetch it again") from error
-
-
-def _what_is(path: Path) -> str:
-    """Returns in words what a file that is no safetensors file seems to be."""
-    with path.open("rb") as file:
-        start = file.read(256)
-    if not start:
-        return "empty"
-    if start.startswith(b"version https://git-lfs"):
-        return "a Git LFS pointer, not the weights themselves"
-    if start.lstrip().lower().startswith((b"<!doctype", b"<html")):
-        return "a web page, not weights"
-    if start.startswith((b"PK", b"\x80")):
-        return "a pickle, which could run any program and is never opened"
-    if start[8:9] == b"{":  # eight bytes of length, then the header's JSON
-        return "a safetensors file cut short"
-    return "no safetensors file"

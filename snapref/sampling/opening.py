@@ -4,15 +4,18 @@ from pathlib import Path
 
 import torch
 
+from snapref.anima.offload import send_home
 from snapref.anima.text import TextEncoder
 from snapref.config import BASE, NANO, ModelConfig
-from snapref.files.loader import WeightsError, load_codec, load_model, load_qwen, load_tokenizer
+from snapref.files.download import download_anima
+from snapref.files.loader import load_codec, load_model, load_qwen, load_tokenizer, read_tensors
 from snapref.files.nano import nano_file
+from snapref.files.places import check_slot, find_adapter, find_anima
 from snapref.reference.bundle import load_bundle
 from snapref.sampling.pipeline import Pipeline
 
 
-def open_nano(folder=None, adapter=None, device=None, dtype=None) -> Pipeline:
+def open_nano(folder=None, adapter=None, device=None, dtype=None, place=None, captions=None) -> Pipeline:
     """Returns nano from its files (None: the shipped ones). Raises WeightsError for a missing one."""
 
     def file(name: str) -> Path:
@@ -27,24 +30,44 @@ def open_nano(folder=None, adapter=None, device=None, dtype=None) -> Pipeline:
         adapter=None if adapter is False else adapter or file("adapter_v1a.safetensors"),
         device=pick_device(device),
         dtype=dtype or torch.float32,  # too small a model to gain anything from less
+        place=place,
+        captions=captions,
     )
 
 
-def open_anima(base, text_encoder, vae, tokenizers, adapter=None, device=None, dtype=None) -> Pipeline:
-    """Returns Anima from the paths of its published files. Raises WeightsError where one is not given."""
-    needed = {"base": base, "text_encoder": text_encoder, "vae": vae, "tokenizers": tokenizers}
-    if missing := [name for name, value in needed.items() if value is None]:
-        raise WeightsError(f"anima needs the paths of its files: {', '.join(missing)} not given")
+def open_anima(
+    folder=None,
+    download: bool = False,
+    adapter=None,
+    device=None,
+    dtype=None,
+    place=None,
+    captions=None,
+    offload: bool = False,
+    **files,
+) -> Pipeline:
+    """Returns Anima from its published files: those given in `files`, the rest found in `folder`.
+
+    files: base, text_encoder, vae, tokenizers; None for what is to be found. download: fetch what is missing.
+    adapter: a path, or a name in the folder's `loras`. place, captions: what the adapter's file does not state.
+    Raises WeightsError, naming the argument to give, for a part that is not found.
+    """
+    if download:
+        files = {**vars(download_anima(folder)), **{part: given for part, given in files.items() if given is not None}}
+    places = find_anima(folder, **files)
     device = pick_device(device)
     return open_files(
         BASE,
-        base=base,
-        text_encoder=text_encoder,
-        codec=vae,
-        tokenizers=tokenizers,
-        adapter=adapter or None,
+        base=places.base,
+        text_encoder=places.text_encoder,
+        codec=places.vae,
+        tokenizers=places.tokenizers,
+        adapter=find_adapter(adapter, folder) if adapter else None,
         device=device,
         dtype=dtype or pick_dtype(device),
+        place=place,
+        captions=captions,
+        offload=offload,
     )
 
 
@@ -58,16 +81,43 @@ def open_files(
     adapter,
     device: torch.device,
     dtype: torch.dtype,
+    place=None,
+    captions=None,
+    offload: bool = False,
 ) -> Pipeline:
-    """Returns the pipeline of a config and its files; adapter None for none."""
-    model = load_model(base, config, dtype, device)
+    """Returns the pipeline of a config and its files; adapter None for none.
+
+    place, captions: for an adapter whose file does not state them.
+    offload: blocks, language model and codec stay in host memory, as the file has them, and visit the device.
+    Raises WeightsError for a file in the wrong slot, before anything is loaded.
+    """
+    for slot, source in {"base": base, "text_encoder": text_encoder, "vae": codec, "adapter": adapter}.items():
+        check_slot(source, slot)
+    model = load_model(base, config, dtype, device, offload)
     config = model.config  # its number of blocks is the file's
     # The language model and the codec are small, and half precision would show in them.
-    qwen = load_qwen(text_encoder, config.text, torch.float32, device)
+    qwen = guest(load_qwen, text_encoder, config.text, device, offload or device.type == "cuda")
     text = TextEncoder(qwen, *map(load_tokenizer, tokenizers), model.llm_adapter, config.text)
-    pictures = load_codec(codec, config.codec, torch.float32, device)
-    branches = None if adapter is None else load_bundle(adapter, config).to(device).requires_grad_(False)
+    pictures = guest(load_codec, codec, config.codec, device, offload)
+    branches = None
+    if adapter is not None:
+        stored = stored_dtype(adapter) if offload else torch.float32  # the same numbers, in half the room
+        branches = load_bundle(adapter, config, stored, place=place, captions=captions)
+        branches = branches.to(device).requires_grad_(False)
     return Pipeline(model, text, pictures, config, branches)
+
+
+def guest(load, path, config, device: torch.device, away: bool):
+    """Returns a module that computes in fp32 on the device; `away` lets it live in its file between uses."""
+    if not away:
+        return load(path, config, torch.float32, device)
+    return send_home(load(path, config, None), device, torch.float32)
+
+
+def stored_dtype(path) -> torch.dtype:
+    """Returns what the matrices of a bundle are stored in; fp32 unless all are in one 16-bit format."""
+    dtypes = {tensor.dtype for name, tensor in read_tensors(path).items() if tensor.ndim == 2}
+    return dtypes.pop() if len(dtypes) == 1 and dtypes <= {torch.float16, torch.bfloat16} else torch.float32
 
 
 def pick_device(device: str | torch.device | None) -> torch.device:

@@ -1,0 +1,173 @@
+"""Which file is which: Anima's files in a ComfyUI folder, a plain folder, or a diffusers repository.
+
+    ComfyUI      models/{diffusion_models,unet,text_encoders,clip,vae,loras}/…     (the program's folder or its models/)
+    plain        the files side by side or in folders such as split_files/…; tokenizers in folders of their own
+    diffusers    transformer/ text_conditioner/ text_encoder/ vae/ tokenizer/ t5_tokenizer/
+
+A file is known by its header, never by its name; its name decides only between several of one kind.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapref.files.broken import WeightsError
+from snapref.files.inspect import Found, inspect
+
+# The published names, preferred where a folder has several files of a kind (specification section 1).
+PUBLISHED = {
+    "base": "anima-base-v1.0.safetensors",
+    "text_encoder": "qwen_3_06b_base.safetensors",
+    "vae": "qwen_image_vae.safetensors",
+}
+COMFYUI = {
+    "base": ("diffusion_models", "unet"),
+    "text_encoder": ("text_encoders", "clip"),
+    "vae": ("vae",),
+}
+DIFFUSERS = {"base": ("transformer", "text_conditioner"), "text_encoder": ("text_encoder",), "vae": ("vae",)}
+KINDS = {"base": "dit", "text_encoder": "text encoder", "vae": "vae"}
+WORDS = {"base": "diffusion model", "text_encoder": "Qwen3 text encoder", "vae": "VAE"}
+TOKENIZER_FOLDERS = ("tokenizers", "tokenizer", "text_encoders", "clip", ".")
+ADAPTERS = ("snapref_v1a", "snapref_v1b", "snapref_v2a_pre1", "snapref_v2a_pre2")  # published, each also as FP8
+BLOCKS = 28  # of the published base; files of more blocks are other people's
+
+Source = Path | tuple[Path, ...]  # a file, or the folder or folders of a diffusers repository that hold it
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where each part of Anima lies. tokenizers: (Qwen's, T5's), each a JSON file or a folder."""
+
+    base: Source
+    text_encoder: Source
+    vae: Source
+    tokenizers: tuple[Path, Path]
+
+
+def find_anima(folder: str | Path | None, **given) -> Places:
+    """Returns the places of all parts: those `given` (base, text_encoder, vae, tokenizers) as they are.
+
+    Raises WeightsError for a part that is not found or of which there are several, naming the argument to give.
+    """
+    folder = None if folder is None else Path(folder).expanduser()
+    if folder is not None and not folder.is_dir():
+        raise WeightsError(f"{folder} is no folder; give the folder that holds Anima's files, or each file by itself")
+    found = {part: value for part, value in given.items() if value is not None}
+    if folder is None:
+        if missing := [part for part in (*KINDS, "tokenizers") if part not in found]:
+            raise WeightsError(
+                f"anima needs the paths of its files: {', '.join(missing)} not given; give them, or folder=, or "
+                "download=True"
+            )
+        return Places(**found)
+    for part in KINDS:
+        if part not in found:
+            found[part] = find_part(folder, part)
+    if "tokenizers" not in found:
+        found["tokenizers"] = find_tokenizers(folder)
+    return Places(**found)
+
+
+def find_part(folder: Path, part: str) -> Source:
+    """The file of a part, or its diffusers folders. Raises WeightsError."""
+    parts = [folder / name for name in DIFFUSERS[part]]
+    if all((each / "config.json").is_file() and any(each.glob("*.safetensors")) for each in parts):
+        return tuple(parts) if len(parts) > 1 else parts[0]
+    candidates = [f for f in kinds_in(places_of(folder, part)) if f.kind == KINDS[part]]
+    if part == "base":
+        candidates = [f for f in candidates if f.facts["llm_adapter"]]
+    published = [f for f in candidates if f.path.name == PUBLISHED[part]]
+    chosen = published or candidates
+    if len(chosen) == 1:
+        return chosen[0].path
+    if chosen:
+        names = ", ".join(sorted(f.path.name for f in chosen))
+        raise WeightsError(f"{folder} holds {len(chosen)} files that are a {WORDS[part]}: {names}; give {part}=")
+    where = COMFYUI[part][0]
+    raise WeightsError(
+        f"{folder} holds no {WORDS[part]}; put {PUBLISHED[part]} there (in ComfyUI: models/{where}), give {part}=, or "
+        "download=True"
+    )
+
+
+def places_of(folder: Path, part: str) -> list[Path]:
+    """The safetensors files among which a part is looked for: ComfyUI's folder for it, else all of a plain one."""
+    for models in (folder / "models", folder):
+        own = [models / name for name in COMFYUI[part] if (models / name).is_dir()]
+        if own:
+            return [file for each in own for file in sorted(each.rglob("*.safetensors"))]
+    return sorted(f for depth in ("", "*/", "*/*/") for f in folder.glob(f"{depth}*.safetensors"))
+
+
+def kinds_in(files: Iterable[Path]) -> list[Found]:
+    """What each file is; broken ones are left out here, and named when they are opened."""
+    found = []
+    for file in files:
+        try:
+            found.append(inspect(file))
+        except WeightsError:
+            continue
+    return found
+
+
+def find_tokenizers(folder: Path) -> tuple[Path, Path]:
+    """(Qwen's, T5's) tokenizer of a folder, each told by what it holds. Raises WeightsError."""
+    roots = [root / name for root in (folder, folder / "models") for name in TOKENIZER_FOLDERS]
+    places = dict.fromkeys(p for root in roots if root.is_dir() for p in (root, *sorted(root.iterdir())))
+    files = [place for place in places if place.is_dir() or place.suffix == ".json"]
+    qwen, t5 = (next((f for f in files if test(f)), None) for test in (is_qwen_tokenizer, is_t5_tokenizer))
+    if qwen is None or t5 is None:
+        missing = " and ".join(name for name, found in (("Qwen's", qwen), ("T5's", t5)) if found is None)
+        raise WeightsError(
+            f"{folder} holds no {missing} tokenizer (ComfyUI keeps them inside the program); put their folders into "
+            f"{folder / 'tokenizers'} as qwen and t5, give tokenizers=(qwen, t5), or download=True"
+        )
+    return qwen, t5
+
+
+def is_qwen_tokenizer(place: Path) -> bool:
+    """A folder or tokenizer.json of the byte-level BPE that Qwen3 uses."""
+    if place.is_dir():
+        return (place / "merges.txt").is_file() or holds(place / "tokenizer.json", b"<|endoftext|>")
+    return holds(place, b"<|endoftext|>")
+
+
+def is_t5_tokenizer(place: Path) -> bool:
+    if place.is_dir():
+        return (place / "spiece.model").is_file() or holds(place / "tokenizer.json", b"<extra_id_0>")
+    return holds(place, b"<extra_id_0>")
+
+
+def holds(file: Path, sign: bytes) -> bool:
+    return file.is_file() and sign in file.read_bytes()
+
+
+def find_adapter(adapter: str | Path, folder: str | Path | None) -> Path:
+    """The file of an adapter given by path, or by its name in the `loras` of a folder. Raises WeightsError."""
+    path = Path(adapter).expanduser()
+    if path.is_file() or folder is None or path.suffix == ".safetensors" and len(path.parts) > 1:
+        return path
+    folder = Path(folder).expanduser()
+    roots = [root for root in (folder / "models" / "loras", folder / "loras", folder) if root.is_dir()]
+    name = path.name.removesuffix(".safetensors")
+    for root in roots:
+        for file in sorted(root.rglob("*.safetensors")):
+            if file.stem.lower() == name.lower():
+                return file
+    files = [found for root in roots for found in kinds_in(root.rglob("*.safetensors"))]
+    there = sorted({found.path.stem for found in files if found.kind == "adapter"})
+    has = f"it has {', '.join(there)}" if there else f"published are {', '.join(ADAPTERS)}, each also as FP8"
+    raise WeightsError(f"no adapter {name!r} in the loras of {folder}; {has}; give its path")
+
+
+def check_slot(source: Source | str, slot: str) -> None:
+    """Raises WeightsError for a file that is known to be something else than what its slot takes."""
+    if not isinstance(source, (str, Path)) or not Path(source).is_file():
+        return
+    found = inspect(source)
+    wanted = KINDS.get(slot, slot)
+    if found.kind in (wanted, "unknown") or (slot == "vae" and found.kind == "nano codec"):
+        return
+    belongs = f"give it as {found.slot}=" if found.slot else "it is no part of a model"
+    raise WeightsError(f"{source} is {found.words}, but was given as {slot}; {belongs}")
