@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-versi
 CORE := $(VENV)/.core-installed
 ALL := $(VENV)/.all-installed
 
-.PHONY: demo test lab notebooks clean
+.PHONY: demo test lab full-size notebooks clean
 .DEFAULT_GOAL := demo
 
 demo: $(CORE)  ## one character, three scenes: writes figures/demo.png
@@ -19,6 +19,9 @@ test: $(ALL)  ## style, every test, every notebook
 
 lab: $(ALL)  ## JupyterLab on the first notebook
 	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
+
+full-size: $(CORE)  ## random files of Anima's full size, loaded and run on this CPU: seconds and peak memory
+	$(BIN)/snapref bench full-size
 
 notebooks: $(ALL)  ## run notebooks/src and publish the results; NAMES="00 02" picks some
 	$(BIN)/python -m snapref.lab.publish $(NAMES)

@@ -12,8 +12,11 @@ from typer.core import TyperGroup
 
 import snapref
 from snapref.evaluation.commands import app as evaluate
-from snapref.evaluation.commands import bench
+from snapref.evaluation.commands import bench, compare_checkpoints
+from snapref.files.commands import download, inspect
+from snapref.sampling.commands import plan
 from snapref.training.commands import app as train
+from snapref.training.commands import datagen, merge, prepare
 
 
 class OneSentence(TyperGroup):
@@ -24,7 +27,7 @@ class OneSentence(TyperGroup):
             return super().invoke(ctx)
         except BrokenPipeError:  # the reader of a pipe left, as `head` does: typer ends quietly
             raise
-        except (ValueError, ArithmeticError, OSError) as error:
+        except (ValueError, ArithmeticError, OSError, MemoryError) as error:
             typer.echo(f"snapref: {error}", err=True)
             raise typer.Exit(2) from error
 
@@ -40,6 +43,13 @@ app = typer.Typer(
 app.add_typer(train, name="train")
 app.add_typer(evaluate, name="evaluate")
 app.add_typer(bench, name="bench")
+app.command()(plan)
+app.command("compare-checkpoints")(compare_checkpoints)
+app.command()(inspect)
+app.command()(download)
+app.command()(datagen)
+app.command()(prepare)
+app.command()(merge)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -100,16 +110,50 @@ def generate(
     ref_start: Annotated[float | None, option("Share of steps before reading.", panel=READING)] = None,
     ref_end: Annotated[float | None, option("Share of steps until reading ends.", panel=READING)] = None,
     ref_megapixels: Annotated[float | None, option("Largest area of a picture.", panel=READING)] = None,
+    weight: Annotated[
+        list[float] | None, option("How strongly a picture is read (1); one for each.", "--weight", panel=READING)
+    ] = None,
+    block_weights: Annotated[
+        str | None, option("Per block: 0-3:0,4-:1 or as many numbers as blocks.", panel=READING)
+    ] = None,
+    region: Annotated[
+        list[str] | None,
+        option(
+            "Where a picture is read: left, right, top, bottom, all, a box 0,0,0.5,1 or a mask file; one for each.",
+            "--region", panel=READING,
+        ),
+    ] = None,
+    ref_mask: Annotated[
+        list[str] | None,
+        option("Which part of a picture is shown, likewise; one for each.", "--ref-mask", panel=READING),
+    ] = None,
+    cache_form: Annotated[
+        str | None, option("How a reference is kept: whole, fp8, thin:0.5 or fp8+thin:0.5.", panel=READING)
+    ] = None,
+    layout: Annotated[str | None, option("separate, or stitch: on one canvas.", panel=READING)] = None,
+    stitch_direction: Annotated[str | None, option("right, down, left or up.", panel=READING)] = None,
+    stitch_match: Annotated[bool | None, option("The next takes the canvas's height.", panel=READING)] = None,
+    stitch_spacing: Annotated[int | None, option("Pixels between pictures.", panel=READING)] = None,
+    stitch_colour: Annotated[str | None, option("white, black, red, green, blue.", panel=READING)] = None,
     save_reference: Annotated[Path | None, option("Write the read reference here.", panel=READING)] = None,
     model: Annotated[str, option("nano (default) or anima.", panel=FILES)] = "nano",
-    folder: Annotated[Path | None, option("nano's files, instead of the shipped ones.", panel=FILES)] = None,
-    adapter: Annotated[Path | None, option("The adapter's file.", panel=FILES)] = None,
+    folder: Annotated[
+        Path | None, option("Of the files: nano's own, a ComfyUI folder, or a diffusers one.", panel=FILES)
+    ] = None,
+    fetch: Annotated[bool, option("anima: fetch what is missing first.", "--download", panel=FILES)] = False,
+    adapter: Annotated[str | None, option("Its file, or its name in the folder's loras.", panel=FILES)] = None,
+    place: Annotated[str | None, option("t,h,w of an adapter that states none.", panel=FILES)] = None,
+    caption: Annotated[
+        list[str] | None, option("MODE=TEXT of an adapter that states none.", "--caption", panel=FILES)
+    ] = None,
+    lora: Annotated[list[str] | None, option("FILE[:STRENGTH], or a name in the loras.", panel=FILES)] = None,
     base: Annotated[Path | None, option("anima: diffusion model.", panel=FILES)] = None,
     text_encoder: Annotated[Path | None, option("anima: Qwen3 text encoder.", panel=FILES)] = None,
     vae: Annotated[Path | None, option("anima: VAE.", panel=FILES)] = None,
     qwen_tokenizer: Annotated[Path | None, option("anima: file or folder.", panel=FILES)] = None,
     t5_tokenizer: Annotated[Path | None, option("anima: file or folder.", panel=FILES)] = None,
     device: Annotated[str | None, option("cpu or cuda; by itself the GPU.", panel=FILES)] = None,
+    offload: Annotated[bool, option("anima: for small cards.", "--offload", panel=FILES)] = False,
     quiet: Annotated[bool, option("No progress bar.", "--quiet", "-q")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -125,13 +169,28 @@ def generate(
         "cfg_rescale": cfg_rescale, "strength": strength, "mode": mode, "ref_caption": ref_caption,
         "ref_in_uncond": ref_in_uncond or None, "fidelity": fidelity, "ref_guidance": ref_guidance,
         "ref_start": ref_start, "ref_end": ref_end, "ref_megapixels": ref_megapixels,
+        "weights": weight or None, "block_weights": block_weights, "cache_form": cache_form, "layout": layout,
+        "stitch_direction": stitch_direction, "stitch_match": stitch_match, "stitch_spacing": stitch_spacing,
+        "stitch_colour": stitch_colour,
     }  # fmt: skip
     stored = Settings() if settings is None else Settings.from_png(settings)
     chosen = stored.replace(**{name: value for name, value in given.items() if value is not None})
 
     files = {"folder": folder, "adapter": adapter, "base": base, "text_encoder": text_encoder, "vae": vae}
+    if place:
+        files["place"] = numbers(place, 3, "place")
+    if caption:
+        files["captions"] = modes(caption)
+    if fetch:
+        files["download"] = True
+    if offload:
+        files["offload"] = True
     if qwen_tokenizer or t5_tokenizer:
         files["tokenizers"] = (qwen_tokenizer, t5_tokenizer)
+    if lora:
+        from snapref.sampling.loras import file_and_strength
+
+        files["loras"] = [file_and_strength(text) for text in lora]
     pipe = snapref.load(model, device=device, **files)
 
     paths = reference or []
@@ -140,17 +199,19 @@ def generate(
     for sentence in told:
         typer.echo(f"snapref: {sentence}", err=True)
     begun = time.perf_counter()
-    options = (chosen.mode, chosen.ref_caption, chosen.ref_megapixels)
-    caches = [ReferenceCache.load(path) for path in paths if path not in pictures]
-    if pictures and chosen.strength > 0:
-        caches.append(pipe.encode(pictures, *options))
-    cache = ReferenceCache.concat(caches) if caches else None
+    sources = [path if path in pictures else ReferenceCache.load(path) for path in paths] or None
     if save_reference is not None:
-        if cache is None:
+        if sources is None or chosen.strength == 0:
             raise ValueError("no reference was read, so there is none to save; give --reference")
-        cache.save(save_reference)
+        sources = pipe.encode(sources, ref_masks=ref_mask or None, settings=chosen)
+        sources.save(save_reference)
+        ref_mask = None  # it is in what was read
 
-    result = pipe(prompt, cache, negative, chosen, image=image, quiet=quiet or as_json)
+    result = pipe(
+        prompt, sources, negative, chosen, regions=region or None, ref_masks=ref_mask or None, image=image,
+        quiet=quiet or as_json,
+    )  # fmt: skip
+    cache = result.reference
     seconds = time.perf_counter() - begun  # reading the reference included
     written = result.save(out)
     height, width = result.settings.size
@@ -160,6 +221,7 @@ def generate(
         "seconds": round(seconds, 3),
         "branches": result.branches,
         "reference": read,
+        "loras": list(result.loras),
         "notices": told,
         "settings": result.settings.to_dict(),
     }
@@ -203,6 +265,25 @@ def height_width(size: str | None) -> tuple[int, int] | None:
     if not (width.isdigit() and height.isdigit()):
         raise ValueError(f"size is {size!r}; give WIDTHxHEIGHT in pixels, such as 96x128")
     return int(height), int(width)
+
+
+def modes(texts: list[str]) -> dict[str, str]:
+    """Returns {mode: caption} of "cs=character and style reference"."""
+    pairs = {mode.strip(): text.strip() for mode, _, text in (each.partition("=") for each in texts)}
+    if wrong := [mode for mode, text in pairs.items() if not mode or not text]:
+        raise ValueError(f"caption {wrong[0]!r} has no text; give MODE=TEXT, such as cs=character and style reference")
+    return pairs
+
+
+def numbers(text: str, count: int, name: str) -> tuple[float, ...]:
+    """Returns the numbers of "0,512,0"."""
+    try:
+        values = tuple(map(float, text.split(",")))
+    except ValueError:
+        values = ()
+    if len(values) != count:
+        raise ValueError(f"{name} is {text!r}; give {count} numbers with commas between")
+    return values
 
 
 if __name__ == "__main__":

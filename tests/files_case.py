@@ -63,6 +63,18 @@ def write_tokenizers(folder: Path) -> None:
         (place / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
 
 
+def write_comfyui_program(root: Path) -> None:
+    """The tokenizers that ComfyUI keeps inside the program, among those of other models."""
+    texts = root / "comfy" / "text_encoders"
+    write_tokenizers(texts)
+    (texts / "qwen").rename(texts / "qwen25_tokenizer")
+    (texts / "t5").rename(texts / "t5_tokenizer")
+    clip = texts / "a_clip_tokenizer"
+    clip.mkdir()
+    (clip / "tokenizer.json").write_text("<|startoftext|> <|endoftext|>")
+    (clip / "merges.txt").write_text("")
+
+
 def comfyui_folder(root: Path) -> Path:
     models = root / "models"
     write_base(models / "diffusion_models/anima-base-v1.0.safetensors")

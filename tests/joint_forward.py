@@ -28,6 +28,8 @@ class Segment:
     lora: dict = field(default_factory=dict)  # "blocks.0.mlp.layer1" → (A (rank, in), B (out, rank), scale)
     weight: float = 1.0  # how often its keys count for the target; 0: invisible
     visible: Tensor | None = None  # bool per token: which of them the target may read
+    readers: Tensor | None = None  # bool per token of the target: which of them may read it
+    block_weights: tuple[float, ...] | None = None  # on top of `weight`, one per block
 
     @property
     def tokens(self) -> int:
@@ -45,11 +47,18 @@ def joint_forward(weights: dict[str, Tensor], segments: list[Segment], heads: in
     context_owner = torch.cat([torch.full((len(s.context),), i) for i, s in enumerate(segments)])
 
     same = owner[:, None] == owner
-    bias = torch.where(same | (owner[:, None] == 0), 0.0, -math.inf)
-    for i, segment in enumerate(segments[1:], start=1):
-        bias[spans[0], spans[i]] += math.log(segment.weight) if segment.weight else -math.inf
-        if segment.visible is not None:
-            bias[spans[0], spans[i]] += torch.where(segment.visible, 0.0, -math.inf)
+
+    def bias_in(block: int) -> Tensor:
+        bias = torch.where(same | (owner[:, None] == 0), 0.0, -math.inf)
+        for i, segment in enumerate(segments[1:], start=1):
+            weight = segment.weight * (segment.block_weights[block] if segment.block_weights else 1.0)
+            bias[spans[0], spans[i]] += math.log(weight) if weight else -math.inf
+            if segment.visible is not None:
+                bias[spans[0], spans[i]] += torch.where(segment.visible, 0.0, -math.inf)
+            if segment.readers is not None:
+                bias[spans[0], spans[i]] += torch.where(segment.readers, 0.0, -math.inf)[:, None]
+        return bias
+
     cross_bias = torch.where(owner[:, None] == context_owner, 0.0, -math.inf)
 
     def linear(name: str, x: Tensor, owner_of_rows: Tensor = owner) -> Tensor:
@@ -91,7 +100,7 @@ def joint_forward(weights: dict[str, Tensor], segments: list[Segment], heads: in
         q = turned(norm_per_head(linear(f"{at}.self_attn.q_proj", y), f"{at}.self_attn.q_norm"), angles)
         k = turned(norm_per_head(linear(f"{at}.self_attn.k_proj", y), f"{at}.self_attn.k_norm"), angles)
         v = linear(f"{at}.self_attn.v_proj", y).unflatten(-1, (heads, -1)).transpose(0, 1)
-        x = x + gate * linear(f"{at}.self_attn.output_proj", masked_attention(q, k, v, bias))
+        x = x + gate * linear(f"{at}.self_attn.output_proj", masked_attention(q, k, v, bias_in(block)))
 
         y, gate = modulation(f"{at}.adaln_modulation_cross_attn", x)
         q = norm_per_head(linear(f"{at}.cross_attn.q_proj", y), f"{at}.cross_attn.q_norm")

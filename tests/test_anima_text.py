@@ -2,12 +2,16 @@
 
 import dataclasses
 import json
+import math
 import os
 from pathlib import Path
 
 import pytest
 import torch
 from anima_golden import FOLDER, TINY, apart, golden, tiny_model
+from hypothesis import given
+from hypothesis import strategies as st
+from text_case import PROMPTS, QWEN_PAD, language_model, tokenizers
 
 from snapref.anima.prompt import weighted_segments
 from snapref.anima.text import TextEncoder, contexts
@@ -16,7 +20,6 @@ from snapref.config import BASE
 BESIDE = Path(__file__).parents[2] / "shared" / "tokenizers"
 TOKENIZERS = Path(os.environ.get("SNAPREF_TOKENIZERS", BESIDE))
 ROWS = 40
-PROMPTS = ["1girl, beach, waving, full body", "1girl, (smile:1.2), solo", "", "night, rain"]
 
 
 @pytest.mark.parametrize(
@@ -53,37 +56,9 @@ def test_prompt_weights(prompt, segments):
 
 
 @pytest.fixture(scope="module")
-def tokenizers():
-    """A byte-level BPE like Qwen's and a model with "▁" like T5's, small enough to train here."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    qwen = Tokenizer(models.BPE())
-    qwen.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    qwen.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    qwen.train_from_iterator(PROMPTS, trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet))
-
-    t5 = Tokenizer(models.Unigram())
-    t5.pre_tokenizer = pre_tokenizers.Metaspace()
-    special = ["<pad>", "</s>", "<unk>"]
-    t5.train_from_iterator(
-        PROMPTS, trainers.UnigramTrainer(vocab_size=60, special_tokens=special, unk_token="<unk>")
-    )
-    # Like the published one it would close every text by itself; the encoder has to do without.
-    t5.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    return PreTrainedTokenizerFast(tokenizer_object=qwen), PreTrainedTokenizerFast(tokenizer_object=t5)
-
-
-@pytest.fixture(scope="module")
-def encoder(tokenizers):
-    from transformers import Qwen3Config, Qwen3Model
-
-    torch.manual_seed(0)
-    size = {"hidden_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    qwen = Qwen3Model(Qwen3Config(vocab_size=400, head_dim=16, intermediate_size=48, **size)).eval()
-    config = dataclasses.replace(TINY.text, context_rows=ROWS, qwen_pad_id=399)
-    return TextEncoder(qwen, *tokenizers, tiny_model().llm_adapter, config)
+def encoder():
+    config = dataclasses.replace(TINY.text, context_rows=ROWS, qwen_pad_id=QWEN_PAD)
+    return TextEncoder(language_model(), *tokenizers(), tiny_model().llm_adapter, config)
 
 
 def test_tokens_of_segments(encoder):
@@ -100,7 +75,7 @@ def test_tokens_of_segments(encoder):
 
 def test_empty_prompt_is_one_padding_token_and_one_end(encoder):
     tokens = encoder.tokenize("")
-    assert (tokens.qwen_ids, tokens.t5_ids, tokens.t5_weights) == ([399], [1], [1.0])
+    assert (tokens.qwen_ids, tokens.t5_ids, tokens.t5_weights) == ([QWEN_PAD], [1], [1.0])
     assert encoder([""]).shape == (1, ROWS, 48)
 
 
@@ -117,6 +92,57 @@ def test_each_prompt_is_encoded_by_itself(encoder):
     together = encoder(PROMPTS)
     for i, prompt in enumerate(PROMPTS):
         assert torch.equal(together[i : i + 1], encoder([prompt]))
+
+
+def test_an_empty_prompt_is_heard_by_comfyuis_rule(encoder):
+    """One padding token is read like any other; the trainers' rule, a masked source, is far from it."""
+    source = encoder.qwen(torch.tensor([[QWEN_PAD]])).last_hidden_state
+    context, ids = encoder([""]), torch.tensor([[1]])
+    assert apart(context[:, :1], encoder.adapter(ids, source)) < 1e-6 and not context[:, 1:].any()
+    masked = encoder.adapter(ids, source, source_mask=torch.zeros(1, 1))
+    assert apart(context[:, :1], masked) > 0.01
+    assert torch.equal(encoder(["()"]), context), "parentheses around nothing are nothing"
+
+
+@pytest.mark.parametrize("rows", [ROWS - 1, ROWS, ROWS + 1])
+def test_zero_rows_up_to_the_usual_number(encoder, rows):
+    """Just below, at and above it; never cut, never more than needed."""
+    words = "a" * (rows - 2)  # each an unknown letter of its own, one in front for the "▁", one end token
+    while (found := len(encoder.tokenize(words).t5_ids)) != rows:
+        words = words[: rows - found] if found > rows else words + " a"
+    context = encoder([words])
+    assert context.shape[1] == max(rows, ROWS)
+    assert context[0, :rows].abs().sum(-1).all() and not context[0, rows:].any()
+
+
+def test_a_prompt_of_two_thousand_tokens_is_read_without_a_word(encoder, capfd, caplog):
+    """transformers would warn of T5's 512, which is no limit where only its ids are used."""
+    encoder.t5_tokenizer.model_max_length = 512
+    prompt = ", ".join(["1girl, beach, waving"] * 260)
+    tokens = encoder.tokenize(prompt)
+    assert len(tokens.t5_ids) > 2000
+    assert encoder([prompt]).shape == (1, len(tokens.t5_ids), 48)
+    assert not caplog.records and capfd.readouterr().err == ""
+
+
+@given(st.text(alphabet="ab ,:()\\[]1.2-", max_size=30))
+def test_any_prompt_is_read(prompt):
+    """Nothing is an error, every weight is a number, and only parentheses, numbers and escapes go."""
+    segments = weighted_segments(prompt)
+    assert all(text and math.isfinite(weight) for text, weight in segments)
+    letters = [c for c in prompt if c in "ab,[]"]
+    assert [c for text, _ in segments for c in text if c in "ab,[]"] == letters
+
+
+@given(st.text(alphabet="ab ,:[]1.", max_size=30))
+def test_without_parentheses_a_prompt_is_one_segment_as_it_is(prompt):
+    assert weighted_segments(prompt) == ([(prompt, 1.0)] if prompt else [])
+
+
+@given(st.text(alphabet="ab ,:()1.", max_size=30))
+def test_escaped_parentheses_are_letters(prompt):
+    escaped = prompt.replace("(", "\\(").replace(")", "\\)")
+    assert weighted_segments(escaped) == ([(prompt, 1.0)] if prompt else [])
 
 
 def test_long_prompts_stay_whole(encoder):

@@ -6,6 +6,7 @@ from anima_golden import apart, golden
 
 pytest.importorskip("diffusers", reason="the VAE is diffusers' class: pip install diffusers")
 
+from snapref.anima import vae as vae_module  # noqa: E402
 from snapref.anima.vae import QwenImageVAE  # noqa: E402
 from snapref.files.keys import KeyMismatch, load_vae  # noqa: E402
 
@@ -28,13 +29,54 @@ def test_golden(vae):
     assert apart(vae.decode_one(io["latent_raw"]), io["decode"]) < CLOSE
 
 
-def test_tiles_are_the_whole(vae):
-    generator = torch.Generator().manual_seed(0)
-    latent = torch.randn(1, 16, 1, 40, 8, generator=generator)
-    tiled = QwenImageVAE(vae.vae, whole_up_to=10_000, tile=8)
+@pytest.mark.parametrize("size, tile", [((56, 4), 12), ((4, 56), 12), ((12, 10), 6)])
+def test_tiles_are_the_whole(vae, size, tile):
+    """Seams run both ways, tiles in the middle see neither edge, the last ones are cut short."""
+    latent = torch.randn(1, 16, 1, *size, generator=torch.Generator().manual_seed(0))
+    tiled = QwenImageVAE(vae.vae, whole_up_to=5_000, tile=tile)
     whole = vae.decode(latent)
+    assert whole.std() > 0.05
     assert (tiled.decode(latent) - whole).abs().max() < 1e-6
-    assert (tiled.encode(whole) - vae.encode(whole)).abs().max() < 1e-6
+    even = whole[..., : size[0] // 2 * 16, : size[1] // 2 * 16]
+    assert (tiled.encode(even) - vae.encode(even)).abs().max() < 2e-6
+
+
+def test_tiles_see_no_further_than_they_need(vae, monkeypatch):
+    """With a margin below what the layers reach the tiles are no longer the whole: the comparison can fail."""
+    latent = torch.randn(1, 16, 1, 32, 4, generator=torch.Generator().manual_seed(0))
+    tiled = QwenImageVAE(vae.vae, whole_up_to=5_000, tile=8)
+    monkeypatch.setattr(vae_module, "MARGIN", 4)
+    assert (tiled.decode(latent) - vae.decode(latent)).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("way", ["encode", "decode"])
+def test_beyond_the_bound_no_layer_sees_a_larger_picture(vae, way):
+    """Where the pixels are, memory stays that of one tile, however large the picture."""
+    largest = {}
+    for size in ((44, 4), (60, 4)):
+        tiled, seen = QwenImageVAE(vae.vae, whole_up_to=5_000, tile=8), []
+        inner = vae.vae.decoder.up_blocks if way == "decode" else vae.vae.encoder.down_blocks
+        hooks = [
+            layer.register_forward_hook(lambda module, inputs, out, seen=seen: seen.append(out.numel()))
+            for layer in inner.modules()
+            if not list(layer.children())
+        ]
+        if way == "decode":
+            tiled.decode(torch.zeros(1, 16, 1, *size))
+        else:
+            tiled.encode(torch.zeros(1, 3, *(8 * side for side in size)))
+        for hook in hooks:
+            hook.remove()
+        largest[size] = max(seen)
+    assert largest[44, 4] == largest[60, 4]
+
+
+def test_usual_pictures_are_worked_on_whole(vae):
+    """1536 x 1536 is below the bound; a side of 4096 px is above it."""
+    assert 1536 * 1536 <= vae.whole_up_to < 4096 * 1024
+    calls = []
+    vae.locally(lambda x: calls.append(x.shape) or x, torch.zeros(1, 1, 1, 192, 192), 1, 1)
+    assert calls == [(1, 1, 1, 192, 192)]
 
 
 def test_frames_and_rows_are_pictures_by_themselves(vae):

@@ -7,6 +7,7 @@ from pipeline_case import TINY, tiny_parts, tiny_pipeline
 from safetensors.torch import save_file
 
 from snapref.config import CodecConfig
+from snapref.files.inspect import inspect
 from snapref.files.keys import KeyMismatch
 from snapref.files.loader import WeightsError, load_codec, load_model, read_tensors
 from snapref.sampling.settings import SettingsError
@@ -39,6 +40,13 @@ def test_what_is_no_weight_file(name, content, words, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(WeightsError, match=words):
         read_tensors(tmp_path / name)
+
+
+def test_a_folder_and_nothing_in_place_of_a_file(tmp_path):
+    with pytest.raises(WeightsError, match="is a folder; give the safetensors file in it"):
+        inspect(tmp_path)
+    with pytest.raises(WeightsError, match="nothing.safetensors does not exist; check the path"):
+        model_of(tmp_path / "nothing.safetensors")
 
 
 class Trap:
@@ -88,7 +96,7 @@ def test_a_vae_that_is_not_finite(tmp_path):
         load_codec(tmp_path / "a.safetensors", CodecConfig(kind="qwen_image", factor=8), torch.float32)
 
 
-@pytest.mark.parametrize("blocks", [4, 7])
+@pytest.mark.parametrize("blocks", [40, 52])
 def test_any_number_of_blocks(blocks, tmp_path):
     """Expanded models of 40 and 52 blocks are in use: the file's count is taken."""
     tensors = {f"net.{name}": t for name, t in tiny_parts()[0].state_dict().items()}

@@ -4,10 +4,13 @@ import errno
 import hashlib
 
 import pytest
+import torch
+from files_case import comfyui_folder, write_base
+from safetensors.torch import save
 
 from snapref.files.download import ANIMA, LICENCE, DownloadError, Remote, download_anima, fetch_one
 
-CONTENT = b"weights" * 100
+CONTENT = save({"a": torch.zeros(160)})
 REMOTE = Remote("them/model", "split_files/vae/vae.safetensors", "vae/vae.safetensors", len(CONTENT) - 8,
                 hashlib.sha256(CONTENT).hexdigest())  # fmt: skip
 
@@ -48,6 +51,30 @@ def test_everything_once(tmp_path):
     assert len(said) == 1 and len(hub.calls) == len(ANIMA)
 
 
+def test_only_what_is_missing(tmp_path):
+    """Given files, and what a ComfyUI folder has, are not fetched; the rest goes where ComfyUI has it."""
+    plain = tuple(Remote(r.repository, r.path, r.place) for r in ANIMA)
+    root, hub = comfyui_folder(tmp_path / "comfy"), Hub()
+    (root / "models/vae/qwen_image_vae.safetensors").unlink()
+    places = download_anima(root, plain, lambda text: None, hub)
+    assert hub.calls == [(ANIMA[2].repository, ANIMA[2].path)]
+    assert places.vae == root / "models/vae/qwen_image_vae.safetensors" and places.vae.read_bytes() == CONTENT
+    assert places.base == root / "models/diffusion_models/anima-base-v1.0.safetensors"
+    assert not (root / "models/.snapref-partial").exists()
+    base, hub = write_base(tmp_path / "own.safetensors"), Hub()
+    places = download_anima(tmp_path / "new", plain, lambda text: None, hub, base=base, tokenizers=("q", "t"))
+    assert places.base == base and [path for _, path in hub.calls] == [r.path for r in ANIMA[1:3]]
+
+
+def test_a_file_cut_short_is_fetched_again(tmp_path):
+    plain = [Remote(r.repository, r.path, r.place) for r in ANIMA]
+    place = tmp_path / ANIMA[0].place
+    place.parent.mkdir()
+    place.write_bytes(CONTENT[:100])
+    download_anima(tmp_path, plain, lambda text: None, Hub())
+    assert place.read_bytes() == CONTENT
+
+
 def test_the_notice_comes_before_the_first_byte(tmp_path):
     order = []
     with pytest.raises(DownloadError):
@@ -84,7 +111,7 @@ def test_interrupted_and_resumed(tmp_path):
 
 @pytest.mark.parametrize("content, words", [
     (b"x" * len(CONTENT), "has sha256 .*… was published; it was damaged on the way or replaced"),
-    (CONTENT[:50], "has 50 bytes, 692 were expected; fetch it again"),
+    (CONTENT[:50], "has 50 bytes, 704 were expected; fetch it again"),
 ])  # fmt: skip
 def test_a_wrong_file_is_not_kept(content, words, tmp_path):
     with pytest.raises(DownloadError, match=words):

@@ -1,10 +1,14 @@
 """`snapref inspect` is right on every kind of file, from its header alone."""
 
 import json
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
 from files_case import GOLDEN, TINY_VAE, diffusers_folder, write_adapter, write_base, write_lora, write_text_encoder
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pipeline_case import picture, tiny_pipeline
 from safetensors.torch import save_file
 from typer.testing import CliRunner
@@ -41,8 +45,38 @@ def test_the_kind_of_fp8(extra, kind, tmp_path):
 def test_all_in_one_and_diffusers_naming(tmp_path):
     many = write_base(tmp_path / "a.safetensors", "model.diffusion_model.", **{"first_stage_model.x": torch.zeros(1)})
     assert inspect(many).facts["other_models"] == ["first_stage_model"]
-    shard = next((diffusers_folder(tmp_path / "d") / "transformer").glob("*.safetensors"))
-    assert inspect(shard).kind in ("dit", "unknown")  # half of the tensors: told by the block's MLP, if it has it
+    root = diffusers_folder(tmp_path / "d")
+    for shard in (root / "transformer").glob("*.safetensors"):
+        found = inspect(shard)
+        assert (found.kind, found.facts["naming"], found.facts["width"]) == ("dit", "diffusers", 48)
+    found = inspect(next((root / "text_conditioner").glob("*.safetensors")))
+    assert (found.kind, found.slot) == ("llm adapter", None) and "LLM adapter alone: 1 blocks" in found.words
+    assert inspect(next((root / "text_encoder").glob("*.safetensors"))).kind == "text encoder"
+
+
+NAMES = ["net.blocks.0.mlp.layer1.weight", "transformer_blocks.0.norm1.linear_1.weight", "embed.weight",
+         "out_proj.weight", "blocks.0.cross_attn.o_proj.weight", "ref.blocks.0.mlp.layer1.lora_A.weight",
+         "tgt.blocks.3.self_attn.q_proj.lora_down.weight", "model.embed_tokens.weight", "encoder.conv1.weight",
+         "model.layers.0.self_attn.q_norm.weight", "lora_unet_x.lora_down.weight", "mean", "std",
+         "decoder.0.weight", "heads.a.weight", "trunk.b", "", "vae.x"]  # fmt: skip
+HEADERS = st.fixed_dictionaries({}, optional={
+    "format": st.sampled_from(["snapref_cache/1", "anima_ref_kv/1", ""]),
+    "groups": st.sampled_from(["[]", "[[3, 1.0]]", "{", "7", "[[]]"]),
+    "config": st.sampled_from(["{}", "[]", "{", '{"place": [0, 1, 2], "captions": {"cs": "a"}}', '{"place": 7}',
+                               '{"captions": [1], "place": "x"}']),
+    "_quantization_metadata": st.just("{"),
+})  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.dictionaries(st.sampled_from(NAMES), st.lists(st.integers(0, 3), max_size=5), min_size=1), HEADERS)
+def test_whatever_a_file_holds_something_is_said_of_it(shapes, header):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.safetensors"
+        save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, path, metadata=header)
+        found = inspect(path)
+    assert found.words and found.facts["tensors"] == len(shapes)
+    json.dumps(found.facts)
 
 
 @pytest.mark.parametrize("naming", ["kohya", "comfyui", "diffusers"])

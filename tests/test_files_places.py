@@ -2,11 +2,20 @@
 
 import pytest
 import torch
-from files_case import comfyui_folder, diffusers_folder, plain_folder, write_base, write_lora, write_vae
-from pipeline_case import TINY, tiny_parts
+from files_case import (
+    comfyui_folder,
+    diffusers_folder,
+    plain_folder,
+    write_base,
+    write_comfyui_program,
+    write_lora,
+    write_tokenizers,
+    write_vae,
+)
+from pipeline_case import TINY, picture, tiny_parts, tiny_pipeline
 
 from snapref.files.loader import WeightsError, load_model, load_tokenizer
-from snapref.files.places import check_slot, find_adapter, find_anima
+from snapref.files.places import check_slot, check_tokenizers, find_adapter, find_anima, find_tokenizers
 
 
 def test_a_comfyui_folder(tmp_path):
@@ -18,6 +27,60 @@ def test_a_comfyui_folder(tmp_path):
         assert places.text_encoder == root / "models/text_encoders/qwen_3_06b_base.safetensors"
         assert places.vae == root / "models/vae/qwen_image_vae.safetensors"
         assert places.tokenizers == (root / "tokenizers/qwen", root / "tokenizers/t5")
+
+
+def test_the_tokenizers_inside_comfyui(tmp_path):
+    """Found beside models/ too; CLIP's, which look much like Qwen's, are not taken for them."""
+    root = comfyui_folder(tmp_path)
+    (root / "tokenizers").rename(tmp_path / "away")
+    write_comfyui_program(root)
+    texts = (root / "comfy/text_encoders").resolve()
+    for folder in (root, root / "models"):
+        found = [place.resolve() for place in find_anima(folder).tokenizers]
+        assert found == [texts / "qwen25_tokenizer", texts / "t5_tokenizer"]
+
+
+def test_of_several_qwen_vocabularies_animas_is_taken(tmp_path):
+    write_tokenizers(tmp_path)
+    (tmp_path / "qwen").rename(tmp_path / "a_later_qwen")
+    right = tmp_path / "b_qwen"
+    right.mkdir()
+    (right / "tokenizer.json").write_text('{"id": 151643, "content": "<|endoftext|>"}')
+    assert find_tokenizers(tmp_path)[0] == right
+
+
+def test_tokenizers_the_wrong_way_round(tmp_path):
+    write_tokenizers(tmp_path)
+    check_tokenizers(tmp_path / "qwen", tmp_path / "t5")
+    with pytest.raises(WeightsError, match=r"t5 is T5's tokenizer, but was given as Qwen's; give tokenizers="):
+        check_tokenizers(tmp_path / "t5", tmp_path / "qwen")
+
+
+def test_a_tokenizer_half_fetched_is_none(tmp_path):
+    write_tokenizers(tmp_path)
+    for name, file in (("qwen", "tokenizer.json"), ("t5", "tokenizer.json")):
+        (tmp_path / name / file).rename(tmp_path / name / "tokenizer_config.json")
+    with pytest.raises(WeightsError, match="no Qwen's and T5's tokenizer"):
+        find_tokenizers(tmp_path)
+
+
+def test_a_broken_file_is_named_where_it_is_looked_for(tmp_path):
+    root = comfyui_folder(tmp_path)
+    (root / "models/diffusion_models/anima-base-v1.0.safetensors").write_bytes(b"")
+    with pytest.raises(WeightsError, match=r"anima-base-v1.0.safetensors \(0 bytes\) is empty; fetch it again"):
+        find_anima(root)  # another merge lies beside it, and is not taken in its place
+    vae = root / "models/vae/qwen_image_vae.safetensors"
+    vae.rename(vae.with_name("mine.safetensors")).write_bytes(b"<html>")
+    with pytest.raises(WeightsError, match=r"no VAE that can be opened \(mine.safetensors cannot\); put qwen"):
+        find_anima(root, base="b")
+
+
+def test_the_folder_of_downloads_is_the_default(tmp_path, monkeypatch):
+    monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path)
+    with pytest.raises(WeightsError, match="anima needs the paths of its files: base, .*or folder=, or download=True"):
+        find_anima(None)
+    plain_folder(tmp_path / ".cache/snapref/anima")
+    assert find_anima(None).base == tmp_path / ".cache/snapref/anima/my-anima.safetensors"
 
 
 def test_a_plain_folder(tmp_path):
@@ -84,3 +147,9 @@ def test_adapters_by_name(tmp_path):
 def test_a_file_in_the_wrong_slot(slot, write, words, tmp_path):
     with pytest.raises(WeightsError, match=words):
         check_slot(write(tmp_path / "file.safetensors"), slot)
+
+
+def test_a_saved_reference_is_no_adapter(tmp_path):
+    tiny_pipeline().encode(picture()).save(tmp_path / "r.safetensors")
+    with pytest.raises(WeightsError, match="a saved reference of 1 picture, .* given as adapter; give it as the ref"):
+        check_slot(tmp_path / "r.safetensors", "adapter")

@@ -83,6 +83,9 @@ def test_every_exif_orientation_comes_upright(orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     assert np.array_equal(load_picture(saved(stored, "PNG", exif=exif)), upright)
+    photograph = load_picture(saved(stored, "JPEG", exif=exif, quality=98))
+    assert photograph.size == upright.size
+    assert np.abs(np.asarray(photograph).astype(int) - np.asarray(upright)).mean() < 6
 
 
 def test_alpha_goes_onto_white_and_hidden_colours_stay_hidden():
@@ -145,8 +148,31 @@ def test_grey_in_every_depth():
         load_picture(Image.fromarray(np.full((20, 20), 70_000, np.int32)))
 
 
+def test_grey_with_alpha_shows_its_grey_on_white():
+    grey = Image.new("LA", (32, 32), (80, 255))
+    grey.paste((80, 0), (0, 0, 16, 32))
+    for data in (saved(grey, "PNG"), grey, grey.convert("La")):
+        pixels = to_pixels(data, 16)[0, :, 8]
+        assert torch.equal(pixels[:, 4], torch.ones(3)) and (pixels[:, 28] * 255 - 80).abs().max() < 1.5
+        assert visible_tokens(data, 16).tolist() == [False, True] * 2
+
+
+def test_colours_hidden_under_alpha_change_nothing():
+    """Not at the edge either, where resizing mixes neighbours."""
+    images = []
+    for hidden in ((255, 0, 255, 0), (0, 0, 0, 0)):
+        image = two_tone(80, 80).convert("RGBA")
+        image.paste(hidden, (20, 10, 70, 75))
+        images.append(saved(image, "PNG"))
+    one, other = (to_pixels(image, 16, 0.0011) for image in images)
+    assert one.shape == (1, 3, 32, 32) and torch.equal(one, other)
+
+
 def test_cmyk_and_a_colour_profile():
-    assert close(colours(load_picture(saved(two_tone().convert("CMYK"), "TIFF"))), (RED, GREEN))
+    for format, tolerance in (("TIFF", 0), ("JPEG", 6)):
+        data = saved(two_tone().convert("CMYK"), format)
+        assert Image.open(io.BytesIO(data)).mode == "CMYK"
+        assert close(colours(load_picture(data)), (RED, GREEN), tolerance + 2)
     # In a profile equal to sRGB nothing changes; a profile that does not fit is ignored.
     srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     assert close(colours(load_picture(saved(two_tone(), "PNG", icc_profile=srgb))), (RED, GREEN))

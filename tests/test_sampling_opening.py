@@ -5,14 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from files_case import comfyui_folder
 from pipeline_case import TINY, picture, tiny_parts, tiny_tokenizer
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 import snapref
 from snapref.anima.codec import NanoCodec
 from snapref.anima.model import AnimaDiT
 from snapref.anima.qwen import new_qwen
+from snapref.cli import app
 from snapref.config import NANO, NANO_V1A, CodecConfig
+from snapref.files.download import ANIMA
 from snapref.files.loader import WeightsError, read_tensors
 from snapref.files.nano import MADE_BY, nano_file
 from snapref.files.weights import save_weights
@@ -126,7 +130,72 @@ def test_a_file_cut_short_is_named(tmp_path):
         read_tensors(path)
 
 
-def test_load_says_what_it_needs():
+@pytest.fixture
+def tiny_anima(monkeypatch, tmp_path):
+    """A ComfyUI folder of tiny files, which `load("anima")` takes for the published ones."""
+    config = dataclasses.replace(TINY, codec=CodecConfig(kind="qwen_image", factor=8))
+    monkeypatch.setattr("snapref.sampling.opening.BASE", config)
+    return comfyui_folder(tmp_path)
+
+
+def test_load_anima_from_a_comfyui_folder(tiny_anima):
+    pipe = snapref.load("anima", folder=tiny_anima, adapter="snapref_v1a", device="cpu")
+    assert pipe.adapter.config.place == (0.0, 20.0, 0.0)
+    result = pipe("1girl, beach", picture(), steps=1, quiet=True)
+    assert result.image.size == (48, 64) and result.references[0].tokens == (6,)
+    plain = snapref.load("anima", folder=tiny_anima, loras=["style"], device="cpu")
+    assert plain.adapter is None and [each.name for each in plain.loras] == ["style"]
+
+
+def test_a_place_and_captions_that_no_file_states_are_asked_for(tiny_anima):
+    path = tiny_anima / "models/loras/snapref_v2a_pre1.safetensors"
+    save_file(load_file(tiny_anima / "models/loras/snapref_v1a.safetensors"), path)  # the tensors, no header
+    with pytest.raises(ValueError, match="'snapref_v2a_pre1.safetensors' does not state its place and captions; give"):
+        snapref.load("anima", folder=tiny_anima, adapter="snapref_v2a_pre1", device="cpu")
+    told = {"place": (0, 30, 0), "captions": {"cs": "character and style reference"}}
+    pipe = snapref.load("anima", folder=tiny_anima, adapter="snapref_v2a_pre1", device="cpu", **told)
+    assert pipe.adapter.config.place == (0.0, 30.0, 0.0) and pipe.adapter.config.captions == told["captions"]
+    command = [
+        *("generate", "-p", "1girl", "--model", "anima", "--folder", str(tiny_anima), "--adapter", "snapref_v2a_pre1"),
+        *("--steps", "1", "--device", "cpu", "-q", "--out", str(tiny_anima / "o.png")),
+    ]
+    run = CliRunner().invoke(app, command)
+    assert run.exit_code == 2 and "does not state its place and captions; give" in run.stderr
+    run = CliRunner().invoke(app, [*command, "--place", "0,30,0", "--caption", "cs=character and style reference"])
+    assert run.exit_code == 0 and (tiny_anima / "o.png").is_file()
+
+
+def test_what_is_wrong_is_said_before_anything_is_loaded(tiny_anima):
+    tokenizers = (tiny_anima / "tokenizers/t5", tiny_anima / "tokenizers/qwen")
+    with pytest.raises(WeightsError, match="T5's tokenizer, but was given as Qwen's"):
+        snapref.load("anima", folder=tiny_anima, tokenizers=tokenizers)
+    style = tiny_anima / "models/loras/style.safetensors"
+    with pytest.raises(WeightsError, match="style.safetensors is a LoRA, .* but was given as base; give it as loras="):
+        snapref.load("anima", folder=tiny_anima, base=style)
+    adapter = tiny_anima / "models/loras/snapref_v1a.safetensors"
+    with pytest.raises(WeightsError, match="is a reference adapter: .* but was given as lora; give it as adapter="):
+        snapref.load("anima", folder=tiny_anima, loras=[adapter])
+
+
+def test_download_fetches_what_is_missing(tiny_anima, monkeypatch):
+    fetched = []
+
+    def fetch(repository, path, local_dir):
+        fetched.append(path)
+        raise ConnectionError("no route")
+
+    vae = tiny_anima / "models/vae/qwen_image_vae.safetensors"
+    vae.rename(tiny_anima / "kept")
+    monkeypatch.setattr("snapref.files.download.download_anima.__defaults__", (None, ANIMA, None, fetch))
+    with pytest.raises(WeightsError, match=rf"\(no connection\); put split_files/vae/.* into {vae.parent} and load"):
+        snapref.load("anima", folder=tiny_anima, download=True)
+    assert fetched == ["split_files/vae/qwen_image_vae.safetensors"]
+    with pytest.raises(ValueError, match="nano ships with the package, so there is nothing to download"):
+        snapref.load("nano", download=True)
+
+
+def test_load_says_what_it_needs(monkeypatch, tmp_path):
+    monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path)  # without earlier downloads
     with pytest.raises(ValueError, match="there is no model 'sdxl'; load 'nano' or 'anima'"):
         snapref.load("sdxl")
     with pytest.raises(WeightsError, match="anima needs .*: base, text_encoder, vae, tokenizers not given"):

@@ -55,6 +55,26 @@ def test_a_perfect_denoiser_is_reached(sampler):
     assert torch.equal(end, MEAN)
 
 
+def test_euler_halves_its_error_with_twice_the_steps():
+    """For normal pictures the flow's own end is known: the noise, as far from the mean in deviations as before."""
+    exact = MEAN + SPREAD * START
+    errors = [(sample(denoise, START, sigmas("simple", n)) - exact).abs().mean().item() for n in (50, 100, 200)]
+    assert errors[0] < 0.05
+    assert [a / b for a, b in zip(errors, errors[1:], strict=False)] == pytest.approx([2.0, 2.0], rel=0.1)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_second_pass_is_the_end_of_a_longer_run(sampler):
+    """From the latent that a run has at half, the last half of its steps ends where the run ends."""
+    levels, seen, noises = sigmas("simple", 8), [], list(GOLDEN["er_sde_noises"])
+    end = sample(denoise, START, levels, sampler, noise=noises, s_noise=0.0, callback=lambda i, s, x, d: seen.append(x))
+    half = sigmas("simple", 4, denoise=0.5)
+    assert torch.equal(half, levels[-5:])
+    again = sample(denoise, seen[4], half, sampler, noise=noises, s_noise=0.0)
+    # er_sde looks back two steps, and a new run has none to look back at.
+    torch.testing.assert_close(again, end, atol=0.05 if sampler == "er_sde" else 1e-6, rtol=0)
+
+
 @pytest.mark.parametrize("sampler", ["er_sde", "euler_ancestral"])
 def test_noise_level_is_kept(sampler):
     """Pictures that are all one point p: at every sigma s the latent is (1 - s) · p + s · unit noise."""

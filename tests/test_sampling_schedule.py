@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from snapref.sampling.schedule import SCHEDULES, beta_quantile, shifted, sigma_table, sigmas
@@ -65,6 +67,20 @@ def test_sigmas_fall_to_zero(name, steps):
         assert levels[-1] == 0 and (levels.diff() < 0).all()
         assert len(levels) == steps + 1 or name == "beta"
         assert (levels[0] == 1) == (denoise == 1) or name == "beta"
+
+
+@given(st.sampled_from(SCHEDULES), st.integers(1, 60), st.floats(0.1, 1.0))
+def test_denoise_keeps_the_end_of_a_longer_schedule(name, steps, denoise):
+    longer = sigmas(name, int(steps / denoise))
+    part = sigmas(name, steps, denoise=denoise)
+    assert torch.equal(part, longer[-(steps + 1) :])
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.5, 8.0))
+def test_the_shift_can_be_undone(u, shift):
+    """Shifting by s and then by 1/s is no shift at all; 0 and 1 stay where they are."""
+    assert shifted(shifted(u, shift), 1 / shift) == pytest.approx(u, abs=1e-9)
+    assert shifted(0.0, shift) == 0 and shifted(1.0, shift) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("arguments, words", [

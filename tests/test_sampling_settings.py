@@ -60,7 +60,7 @@ def test_none_takes_the_models_default():
         assert settings.steps == model.default_steps and settings.guidance == model.default_guidance
         assert settings.size == model.default_size
         assert settings.ref_megapixels == model.default_ref_megapixels
-        optional = {"mode", "ref_caption", "ref_guidance"}
+        optional = {"mode", "ref_caption", "ref_guidance", "weights", "block_weights"}
         left = {f.name for f in dataclasses.fields(settings) if getattr(settings, f.name) is None}
         assert left == optional
     assert Settings(steps=3, guidance=1.0).resolved(NANO).steps == 3

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -17,13 +17,23 @@ class KeyGroup:
     v: Tensor  # (g, n, r, d)
     log_weight: float = 0.0  # added to the logits of these keys: log 2 acts as if every key stood there twice
     rows: tuple[int, ...] | None = None  # the batch rows that read it; None: every row
+    tokens: Tensor | None = None  # bool (t,), on the CPU: the tokens of those rows that read it; None: all
+    scales: tuple[Tensor, Tensor] | None = None  # (g, n, r, 1) each: what fp8 keys and values are multiplied by
+
+    def wide(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values in a dtype that can be computed with; the same tensors where they are in it already."""
+        if self.scales is None:
+            return self.k.to(dtype), self.v.to(dtype)
+        k, v = (side.float() * scale for side, scale in zip((self.k, self.v), self.scales, strict=True))
+        return k.to(dtype), v.to(dtype)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, groups: Sequence[KeyGroup] = ()) -> Tensor:
     """softmax over own and remembered keys together, times the values: (b, n, t, d).
 
-    q, k, v: (b, n, t, d). Every row gets what it would get in a batch by itself.
-    Raises ValueError if a group fits neither the heads nor the rows that are to read it.
+    q, k, v: (b, n, t, d). Every row gets what it would get in a batch by itself, every token what it would
+    get if all tokens read the groups that it reads.
+    Raises ValueError if a group fits neither the heads nor the rows and tokens that are to read it.
     """
     # No keys, or keys of weight 0: dropped, for a zero-length key set kills the process in the fused CPU
     # kernel.
@@ -33,7 +43,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, groups: Sequence[KeyGroup] = ()) -> 
     for group in groups:
         check_group(group, q)
     if all(group.rows is None for group in groups):
-        return attend_together(q, k, v, groups)
+        return attend_by_token(q, k, v, groups)
 
     readers: dict[tuple[int, ...], list[int]] = {}  # which groups → the rows that read exactly those
     for row in range(len(q)):
@@ -41,7 +51,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, groups: Sequence[KeyGroup] = ()) -> 
         readers.setdefault(seen, []).append(row)
     outputs = []
     for seen, rows in readers.items():
-        outputs.append(attend_together(q[rows], k[rows], v[rows], [for_rows(groups[i], rows) for i in seen]))
+        outputs.append(attend_by_token(q[rows], k[rows], v[rows], [for_rows(groups[i], rows) for i in seen]))
     order = torch.tensor([row for rows in readers.values() for row in rows], device=q.device)
     return torch.cat(outputs)[order.argsort()]
 
@@ -59,22 +69,58 @@ def check_group(group: KeyGroup, q: Tensor) -> None:
         )
     if group.rows and not ({*group.rows} <= {*range(len(q))} and len({*group.rows}) == rows):
         raise ValueError(f"rows {group.rows} are not distinct rows of a batch of {len(q)}: count from 0")
+    if group.tokens is not None and (group.tokens.dtype, *group.tokens.shape) != (torch.bool, q.shape[2]):
+        raise ValueError(
+            f"remembered keys are for {group.tokens.dtype} {tuple(group.tokens.shape)} of the tokens, this "
+            f"picture has {q.shape[2]}: give ({q.shape[2]},) bools"
+        )
 
 
 def for_rows(group: KeyGroup, rows: list[int]) -> KeyGroup:
     """The same group for a batch that holds only `rows`, all of which read it."""
     if len(group.k) == 1:
-        return KeyGroup(group.k, group.v, group.log_weight)
+        return replace(group, rows=None)
     own = rows if group.rows is None else [group.rows.index(row) for row in rows]
-    return KeyGroup(group.k[own], group.v[own], group.log_weight)
+    scales = group.scales and tuple(scale[own] for scale in group.scales)
+    return replace(group, k=group.k[own], v=group.v[own], rows=None, scales=scales)
+
+
+def attend_by_token(q: Tensor, k: Tensor, v: Tensor, groups: Sequence[KeyGroup]) -> Tensor:
+    """`attend` where every row reads every group, but some groups are read by some tokens only.
+
+    Tokens that read the same groups are one batch of queries of a fused attention: no mask, and no work for
+    keys that a token does not read.
+    """
+    if all(group.tokens is None for group in groups):
+        return attend_together(q, k, v, groups)
+    out = torch.empty_like(q)
+    for seen, tokens in token_classes(groups, q.shape[2]):
+        read = [groups[i] for i in seen]
+        if len(tokens) == q.shape[2]:
+            return attend_together(q, k, v, read)
+        at = tokens.to(q.device, non_blocking=True)  # a wait here would make a GPU idle in every block
+        out.index_copy_(2, at, attend_together(q.index_select(2, at), k, v, read))
+    return out
+
+
+def token_classes(groups: Sequence[KeyGroup], count: int) -> list[tuple[list[int], Tensor]]:
+    """Which of `count` tokens read the same groups: [(numbers of the groups, numbers of the tokens)]."""
+    bounded = [(i, group.tokens) for i, group in enumerate(groups) if group.tokens is not None]
+    codes = torch.zeros(count, dtype=torch.int64)  # bit j: the token reads the j-th bounded group
+    for bit, (_, tokens) in enumerate(bounded):
+        codes += tokens.cpu().long() << bit
+    classes = []
+    for code in codes.unique().tolist():
+        unread = {i for bit, (i, _) in enumerate(bounded) if not code >> bit & 1}
+        classes.append(([i for i in range(len(groups)) if i not in unread], (codes == code).nonzero()[:, 0]))
+    return classes
 
 
 def attend_together(q: Tensor, k: Tensor, v: Tensor, groups: Sequence[KeyGroup]) -> Tensor:
     """`attend` where every row reads every group."""
-    parts: dict[float, list[tuple[Tensor, Tensor]]] = {0.0: [(k, v)]}  # log weight → keys that carry it
+    parts: dict[float, list[Sequence[Tensor]]] = {0.0: [(k, v)]}  # log weight → keys that carry it
     for group in groups:
-        shape = (len(q), -1, -1, -1)
-        pair = group.k.to(k.dtype).expand(shape), group.v.to(v.dtype).expand(shape)
+        pair = [side.expand(len(q), -1, -1, -1) for side in group.wide(k.dtype)]
         parts.setdefault(group.log_weight, []).append(pair)
     joined = {
         weight: [torch.cat(side, dim=2) for side in zip(*pairs, strict=True)]

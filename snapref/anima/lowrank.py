@@ -26,5 +26,12 @@ def project(linear: nn.Linear, x: Tensor, low_rank: LowRank | None = None) -> Te
     y = linear(x)
     if low_rank is None:
         return y
-    inner = F.linear(x, low_rank.a.to(x.dtype))
-    return torch.add(y, F.linear(inner, low_rank.b.to(x.dtype)), alpha=low_rank.scale)
+    inner = F.linear(x, low_rank.a.to(x))  # its dtype, and its device: a block may have moved there alone
+    return torch.add(y, F.linear(inner, low_rank.b.to(x)), alpha=low_rank.scale)
+
+
+@torch.no_grad()
+def added(weight: Tensor, low_rank: LowRank, dtype: torch.dtype | None = None) -> Tensor:
+    """weight + scale · B A, (out, in), summed in fp32, in `dtype` (None: the weight's) and on its device."""
+    a, b = (matrix.to(weight.device, torch.float32) for matrix in (low_rank.a, low_rank.b))
+    return torch.addmm(weight.float(), b, a, alpha=low_rank.scale).to(dtype or weight.dtype)

@@ -1,7 +1,7 @@
 """Anima's transformer: noisy latent, sigma and context in, velocity out (specification section 2)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from snapref.anima.attention import KeyGroup
 from snapref.anima.block import NO_BRANCH, Block, modulated_norm, modulation
 from snapref.anima.lowrank import Branch
+from snapref.anima.offload import Visits
 from snapref.anima.rope import Place, rope_angles
 from snapref.anima.text import LLMAdapter
 from snapref.config import DiTConfig, ModelConfig
@@ -90,6 +91,7 @@ class AnimaDiT(nn.Module):
         self.final_layer = FinalLayer(dit)
         if config.text is not None:
             self.llm_adapter = LLMAdapter(config.text, dit.context_width)
+        self.visits: Visits | None = None  # set where the blocks live away from the device (`anima.offload`)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -116,7 +118,7 @@ class AnimaDiT(nn.Module):
         self.check_per_block("branch", branch)
         x, emb, lora, angles = self.enter(latent, sigma, place)
         context = context.to(self.dtype)
-        for i, block in enumerate(self.blocks):
+        for i, block in enumerate(self.ready_blocks()):
             groups, low_rank = memory[i] if memory else (), branch[i] if branch else NO_BRANCH
             x = block(x, emb, lora, context, angles, groups, low_rank)
         features = self.final_layer(x.to(self.dtype), emb, lora)
@@ -140,10 +142,17 @@ class AnimaDiT(nn.Module):
         context = context.to(self.dtype)
         branch = branch or [NO_BRANCH] * len(self.blocks)
         offered = []
-        for block, low_rank in zip(self.blocks[:-1], branch, strict=False):
-            x, pair = block.forward_and_offer(x, emb, lora, context, angles, branch=low_rank)
+        for i, block in enumerate(self.ready_blocks()):
+            if i + 1 < len(self.blocks):
+                x, pair = block.forward_and_offer(x, emb, lora, context, angles, branch=branch[i])
+            else:
+                pair = block.keys_values(x, emb, lora, angles, branch[i])
             offered.append(pair)
-        return [*offered, self.blocks[-1].keys_values(x, emb, lora, angles, branch[-1])]
+        return offered
+
+    def ready_blocks(self) -> Iterable[Block]:
+        """The blocks in turn, each where it computes: on the device, if only for the time of its call."""
+        return self.blocks if self.visits is None else self.visits(self.blocks)
 
     def enter(self, latent: Tensor, sigma: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(tokens x (b, t, c), emb (b, s, c), lora (b, s, 3c), angles (t, d/2))."""

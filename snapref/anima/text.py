@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from snapref.anima.offload import at_work
 from snapref.anima.prompt import weighted_segments
 from snapref.anima.rope import apply_rope, sequence_angles
 from snapref.config import TextConfig
@@ -109,6 +110,12 @@ class Tokens:
     t5_weights: list[float]  # one per T5 id; the language model knows no weights
 
 
+def plain_ids(tokenizer, text: str) -> list[int]:
+    """The ids of a text, nothing added and nothing cut off."""
+    # verbose would warn of T5's 512 tokens, which are a limit of its encoder: only its ids are used here.
+    return tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+
+
 class TextEncoder:
     """Prompts → contexts, by ComfyUI's rules (specification section 3).
 
@@ -127,8 +134,8 @@ class TextEncoder:
         """
         qwen_ids, t5_ids, t5_weights = [], [], []
         for text, weight in weighted_segments(prompt):
-            qwen_ids += self.qwen_tokenizer(text, add_special_tokens=False).input_ids
-            ids = self.t5_tokenizer(text, add_special_tokens=False).input_ids
+            qwen_ids += plain_ids(self.qwen_tokenizer, text)
+            ids = plain_ids(self.t5_tokenizer, text)
             t5_ids += ids
             t5_weights += [weight] * len(ids)
         return Tokens(
@@ -155,8 +162,9 @@ class TextEncoder:
     def encode(self, prompt: str) -> Tensor:
         """The context of one prompt: (1, context_rows or longer, c)."""
         tokens = self.tokenize(prompt)
-        qwen_ids = torch.tensor([tokens.qwen_ids], device=self.qwen.device)
-        source = self.qwen(input_ids=qwen_ids, use_cache=False).last_hidden_state  # (1, r, c')
+        with at_work(self.qwen):
+            qwen_ids = torch.tensor([tokens.qwen_ids], device=self.qwen.device)
+            source = self.qwen(input_ids=qwen_ids, use_cache=False).last_hidden_state  # (1, r, c')
         weight = self.adapter.embed.weight
         answer = self.adapter(torch.tensor([tokens.t5_ids], device=weight.device), source.to(weight.device))
         answer = answer * torch.tensor(tokens.t5_weights, device=weight.device, dtype=answer.dtype)[:, None]

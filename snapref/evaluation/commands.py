@@ -88,6 +88,39 @@ def codec(
     tell(Evaluator(folder, seed=seed).codec(n), codec_line, as_json, out)
 
 
+@app.command()
+def controls(
+    model: Annotated[str, typer.Option(help="nano: the only model whose characters have a ground truth.")] = "nano",
+    n: Annotated[int, typer.Option("--n", help="Held-out characters.")] = 96,
+    pairs: Annotated[int, typer.Option(help="Pictures of two characters.")] = 48,
+    seed: Seed = 0,
+    steps: Steps = None,
+    folder: Folder = None,
+    adapter: Adapter = None,
+    as_json: AsJson = False,
+    out: Out = Path("figures/controls.json"),
+    figure: Annotated[Path, typer.Option(help="The picture of the table.")] = Path("figures/controls.png"),
+    readme: Readme = Path("README.md"),
+) -> None:
+    """Every control: identity, style and scene kept, colour, time; writes the table and figure of the README."""
+    from snapref.evaluation.control_tables import control_table, draw_controls
+    from snapref.evaluation.controls import control_report
+    from snapref.evaluation.runs import Evaluator
+    from snapref.evaluation.tables import fill
+    from snapref.evaluation.two_characters import two_report
+
+    if model != "nano":
+        raise ValueError(f"model is {model!r}; only nano draws a world in which every attribute is known")
+    page = readme.read_text(encoding="utf-8")
+    fill(page, {"controls": ""})
+    evaluator = Evaluator(folder, adapter, seed, steps, quiet=as_json)
+    report = control_report(evaluator.pipe, evaluator.tagger, evaluator.cases(n), seed=seed, steps=steps, quiet=as_json)
+    report["two_characters"] = two_report(evaluator.pipe, pairs, seed, steps)
+    tell(report, control_table, as_json, out)
+    draw_controls(report).savefig(figure, dpi=110)
+    readme.write_text(fill(page, {"controls": control_table(report)}), encoding="utf-8")
+
+
 @app.command("all")
 def everything(
     n: Count = 256,
@@ -128,6 +161,60 @@ def forward(as_json: AsJson = False) -> None:
             f"{r.diffusers_ms:.1f} ms, ratio {r.ratio:.3f} (quartiles {r.ratio_low:.3f} to {r.ratio_high:.3f} "
             f"of {r.rounds} rounds, {r.threads} threads)"
         )
+
+
+@bench.command("train")
+def train(
+    blocks: Annotated[int, typer.Option(help="Full-width blocks that are timed.")] = 2,
+    size: Annotated[str, typer.Option(help="WIDTHxHEIGHT of target and reference.")] = "832x1216",
+    steps: Annotated[int, typer.Option(help="Of the loop; the first is not counted.")] = 4,
+    memory: Annotated[bool, typer.Option(help="Also measure the peak memory of 2 and 4 blocks.")] = True,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """The training loop against the time of its matrix products alone, its memory against the plan's."""
+    from snapref.evaluation.bench_train import Job, bench_train
+
+    width, _, height = size.lower().partition("x")
+    if not (width.isdigit() and height.isdigit()) or int(width) % 16 or int(height) % 16:
+        raise ValueError(f"size is {size!r}; give WIDTHxHEIGHT in pixels, multiples of 16, such as 832x1216")
+    sides = int(height), int(width)
+    if steps < 2:
+        raise ValueError(f"steps is {steps}; give at least 2, for the first is not counted")
+    found = bench_train(Job(blocks=blocks, size=sides, ref_size=sides, steps=steps), (2, 4) if memory else ())
+    tell(found.to_dict(), lambda _: str(found), as_json, out)
+
+
+def compare_checkpoints(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or bundle files.")],
+    n: Count = 256,
+    seed: Seed = 0,
+    last: Annotated[int | None, typer.Option(help="Only so many last checkpoints of each run.")] = None,
+    base: Annotated[Path | None, typer.Option(help="The base's file, instead of the run's.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="nano's files, instead of the run's.")] = None,
+    unseen: Annotated[Path | None, typer.Option(help="Prepared held-out pairs, instead of the run's.")] = None,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Rank the checkpoints of training runs by their held-out gap, with intervals."""
+    from snapref.evaluation.compare import compare, comparison_text
+
+    report = compare(runs, n, seed, base=base, weights=weights, unseen=unseen, last=last, quiet=as_json)
+    tell(report, comparison_text, as_json, out)
+
+
+@bench.command("full-size")
+def full_size(
+    folder: Annotated[Path | None, typer.Option(help="Where 6 GB of files lie for that time.")] = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="The same in miniature.")] = False,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Random files of the published names and sizes, through the loader and two steps on this CPU."""
+    from snapref.evaluation.full_size import as_text
+    from snapref.evaluation.full_size import full_size as run
+
+    tell(run("tiny" if tiny else "full", folder), as_text, as_json, out)
 
 
 def tell(report: dict, as_text, as_json: bool, out: Path | None) -> None:

@@ -18,11 +18,13 @@ COLUMNS = {
 
 
 def fill(page: str, tables: dict[str, str]) -> str:
-    """The page with every marked place filled. Raises ValueError for a mark that no table has the name of."""
+    """The page with the marked places of `tables` filled. Raises ValueError for a mark that is nobody's."""
     def filled(mark: re.Match) -> str:
-        if mark["name"] not in tables:
-            known = ", ".join(tables)
+        if mark["name"] not in {*tables, *TABLES, *OTHERS}:
+            known = ", ".join({*tables, *TABLES, *OTHERS})
             raise ValueError(f"the page marks a table {mark['name']!r}; there are {known}")
+        if mark["name"] not in tables:
+            return mark[0]
         return f"{mark[1]}\n{tables[mark['name']]}\n\n{mark[3]}"
 
     return MARK.sub(filled, page)
@@ -136,3 +138,4 @@ TABLES = {
     "colours": lambda found: colours_table(found["colours"]),
     "pictures": lambda found: pictures_table(found["codec"], found["pictures"], found["speed"]),
 }
+OTHERS = ("controls",)  # marks that other commands fill

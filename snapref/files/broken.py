@@ -18,6 +18,8 @@ class WeightsError(ValueError):
 def opened(path: str | Path, device: str = "cpu"):
     """Returns the open file, memory-mapped; tensors come to `device`. Raises WeightsError."""
     path = Path(path)
+    if path.is_dir():
+        raise WeightsError(f"{path} is a folder; give the safetensors file in it")
     if not path.is_file():
         raise WeightsError(f"{path} does not exist; check the path")
     try:

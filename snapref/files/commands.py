@@ -42,6 +42,7 @@ def download(
     from snapref.files.download import download_anima
 
     places = download_anima(folder)
-    report = {"base": str(places.base), "text_encoder": str(places.text_encoder), "vae": str(places.vae),
-              "tokenizers": [*map(str, places.tokenizers)]}  # fmt: skip
-    typer.echo(json.dumps(report) if as_json else f"Anima lies in {Path(places.base).parents[1]}")
+    report = {
+        part: [*map(str, place)] if isinstance(place, tuple) else str(place) for part, place in vars(places).items()
+    }
+    typer.echo(json.dumps(report) if as_json else "\n".join(f"{part}: {place}" for part, place in report.items()))

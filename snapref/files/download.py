@@ -1,6 +1,6 @@
 """Fetching Anima's published files: a notice first, then each file once, resumed, checked, moved into place.
 
-huggingface_hub does the transfer, its progress bar and its resuming; sizes and checksums are the published ones.
+huggingface_hub does the transfer and its progress bar; sizes and checksums are the published ones.
 """
 
 import hashlib
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from snapref.files.broken import WeightsError
-from snapref.files.places import Places
+from snapref.files.broken import WeightsError, opened
+from snapref.files.places import Places, default_folder, find_anima, find_part, find_tokenizers
 
 REPOSITORY = "circlestone-labs/Anima"
 LICENCE = (
@@ -22,6 +22,7 @@ LICENCE = (
     "licence does not cover them."
 )
 HEADER_ROOM = 1 << 20  # bytes by which a file may exceed its tensors
+ASIDE = ".snapref-partial"  # below the folder: what is on its way
 
 
 class DownloadError(WeightsError):
@@ -34,7 +35,7 @@ class Remote:
 
     repository: str
     path: str
-    place: str  # below the folder
+    place: str  # below the folder; begins with diffusion_models/, text_encoders/, vae/ or tokenizers/
     tensors: int = 0
     sha256: str | None = None
 
@@ -60,40 +61,106 @@ ANIMA = (
     *(Remote("google-t5/t5-base", name, f"tokenizers/t5/{name}")
       for name in ("tokenizer_config.json", "tokenizer.json")),
 )  # fmt: skip
+PARTS = {"diffusion_models": "base", "text_encoders": "text_encoder", "vae": "vae", "tokenizers": "tokenizers"}
 
 
-def default_folder() -> Path:
-    return Path.home() / ".cache" / "snapref" / "anima"
+def from_hub(repository: str, path: str, local_dir: Path, endpoint: str | None = None) -> Path:
+    """Fetches a file of a repository into `local_dir`, going on from where an earlier call broke off.
+
+    huggingface_hub's own download throws away what has come when the line breaks, and begins anew in the next
+    call: its parts are used here, with a file that stays. endpoint: of the hub, None for the usual one.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    name = path.rpartition("/")[2]
+    if isinstance(cached := try_to_load_from_cache(repository, path), str):
+        return Path(shutil.copyfile(cached, local_dir / name))
+    url, headers = hf_hub_url(repository, path, endpoint=endpoint), build_hf_headers()
+    about = get_hf_file_metadata(url, headers=headers)
+    version = hashlib.sha256(f"{repository}/{path} {about.etag}".encode()).hexdigest()[:12]
+    part = local_dir / f"{name}.{version}"  # what began as another version is not gone on with
+    with part.open("ab") as file:
+        if about.size is not None and file.tell() > about.size:
+            file.truncate(0)
+        if file.tell() != about.size:
+            http_get(
+                url, file, resume_size=file.tell(), headers=headers, expected_size=about.size, displayed_filename=name
+            )
+    return part
 
 
 def download_anima(
     folder: str | Path | None = None, files: Sequence[Remote] = ANIMA, say: Callable[[str], None] | None = None,
-    fetch: Callable[..., str] | None = None,
+    fetch: Callable[..., str | Path] = from_hub, **given,
 ) -> Places:
-    """Fetches what is missing below `folder` (None: `default_folder`) and returns where everything lies.
+    """Fetches what is neither given nor below `folder` (None: `default_folder`) and returns where everything lies.
 
-    say: takes the licence notice before the first byte (None: standard error). fetch: huggingface_hub's
-    hf_hub_download, or what stands in for it.
+    In a ComfyUI folder the files go where ComfyUI has them, and what is there by any name is not fetched again.
+    given: base, text_encoder, vae, tokenizers that need no fetching; None for the others.
+    say: takes the licence notice before the first byte (None: standard error). fetch: `from_hub`, or what
+    stands in for it.
     Raises DownloadError; what was fetched so far stays, and the next call goes on from there.
     """
     folder = default_folder() if folder is None else Path(folder).expanduser()
-    missing = [remote for remote in files if not (folder / remote.place).is_file()]
+    home = folder / "models" if (folder / "models").is_dir() else folder
+    places = {part: value for part, value in given.items() if value is not None}
+    wanted = [remote for remote in files if part_of(remote) not in places]
+    missing = [remote for remote in wanted if not is_whole(home / remote.place)]
+    there = {part for part in map(part_of, missing) if is_there(folder, part)}
+    missing = [remote for remote in missing if part_of(remote) not in there]
     if missing:
+        check_room(missing, home)
         (say or tell)(LICENCE)
     for remote in missing:
-        fetch_one(remote, folder, fetch)
-    return Places(
-        folder / ANIMA[0].place, folder / ANIMA[1].place, folder / ANIMA[2].place,
-        (folder / "tokenizers/qwen", folder / "tokenizers/t5"),
-    )  # fmt: skip
+        fetch_one(remote, home, fetch)
+    shutil.rmtree(home / ASIDE, ignore_errors=True)  # only what the transfer noted for itself is left in it
+    for remote in wanted:
+        if (part := part_of(remote)) not in there:
+            place = home / remote.place
+            places[part] = (home / "tokenizers/qwen", home / "tokenizers/t5") if part == "tokenizers" else place
+    return find_anima(folder, **places)
 
 
-def fetch_one(remote: Remote, folder: Path, fetch: Callable[..., str] | None = None) -> Path:
-    """One file, fetched aside, checked, and moved to its place."""
-    if fetch is None:
-        from huggingface_hub import hf_hub_download as fetch
+def part_of(remote: Remote) -> str:
+    return PARTS[remote.place.partition("/")[0]]
 
-    place, aside = folder / remote.place, folder / ".partial"
+
+def is_whole(place: Path) -> bool:
+    """Whether a file is there and, if it is a weight file, can be opened; one cut short is fetched again."""
+    if place.suffix != ".safetensors" or not place.is_file():
+        return place.is_file()
+    try:
+        with opened(place):
+            return True
+    except WeightsError:
+        return False
+
+
+def is_there(folder: Path, part: str) -> bool:
+    """Whether a folder has a part under another name or in another layout."""
+    try:
+        return bool(find_tokenizers(folder) if part == "tokenizers" else find_part(folder, part))
+    except WeightsError:
+        return False
+
+
+def check_room(missing: Sequence[Remote], home: Path) -> None:
+    """Raises DownloadError where the disk has no room for what is missing."""
+    home.mkdir(parents=True, exist_ok=True)
+    begun = sum(file.stat().st_size for file in (home / ASIDE).rglob("*") if file.is_file())
+    needed, free = sum(remote.tensors for remote in missing) - begun, shutil.disk_usage(home).free
+    if needed > free:
+        raise DownloadError(
+            f"the disk of {home} has {free / 1e9:.1f} GB free, {needed / 1e9:.1f} GB are to be fetched; make room, or "
+            "give another folder"
+        )
+
+
+def fetch_one(remote: Remote, folder: Path, fetch: Callable[..., str | Path] = from_hub) -> Path:
+    """One file, fetched aside, checked, and moved to its place. Raises DownloadError."""
+    place, aside = folder / remote.place, folder / ASIDE
     by_hand = f"put {remote.path} of the repository {remote.repository} into {place.parent} and load again"
     try:
         aside.mkdir(parents=True, exist_ok=True)
@@ -119,6 +186,8 @@ def reason(error: Exception) -> str:
     kind = type(error).__name__
     if any(sign in kind for sign in ("Connect", "Timeout", "Offline", "LocalEntryNotFound", "gaierror")):
         return "no connection"
+    if "RemoteProtocol" in kind or "ChunkedEncoding" in kind or "ReadError" in kind or "IncompleteRead" in kind:
+        return "the connection broke off"
     if "Gated" in kind or "RepositoryNotFound" in kind:
         return "the repository asks for an account that accepted its licence"
     text = (str(error).splitlines() or [""])[0]

@@ -16,6 +16,9 @@ from snapref.files.lora import MATRIX, OTHER_METHODS
 SLOTS = {"dit": "base", "text encoder": "text_encoder", "vae": "vae", "adapter": "adapter", "lora": "loras"}
 BRANCHES = re.compile(r"(?P<side>ref|tgt)\.(?P<module>.+?)\.(?:lora_A|lora_down|lora\.down)(?:\.default)?(?:\.weight)?")
 FP8 = {"F8_E4M3", "F8_E5M2"}
+# What no other family of models has under this name; of any shard of a diffusers repository, some.
+OFFICIAL_SIGN = re.compile(r"blocks\.0\.mlp\.layer1\.weight")
+DIFFUSERS_SIGN = re.compile(r"transformer_blocks\.\d+\.norm[123]\.linear_[12]\.weight")
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Found:
-    """kind: dit, text encoder, vae, lora, adapter, reference cache, nano codec, tagger, all-in-one, or unknown."""
+    """kind: dit, llm adapter, text encoder, vae, lora, adapter, reference cache, nano codec, tagger, or unknown."""
 
     path: Path
     kind: str
@@ -64,7 +67,7 @@ def inspect(path: str | Path) -> Found:
         "bytes": sum(e.nbytes for e in entries.values()),
         "dtypes": dict(Counter(e.dtype for e in entries.values()).most_common()),
     }
-    for look in (as_adapter, as_cache, as_lora, as_dit, as_text_encoder, as_vae, as_nano_part):
+    for look in (as_adapter, as_cache, as_lora, as_dit, as_llm_adapter, as_text_encoder, as_vae, as_nano_part):
         if found := look(entries, metadata):
             kind, words, facts = found
             return Found(path, kind, words, {**facts, **common})
@@ -79,27 +82,35 @@ def as_adapter(entries: Mapping[str, Entry], metadata: Mapping[str, str]):
         return None
     branches = {}
     for side, title in (("ref", "reference"), ("tgt", "target")):
-        own = {found["module"]: entries[name].shape[0] for name, found in downs.items() if found["side"] == side}
+        own = {found["module"]: rank_of(entries[name]) for name, found in downs.items() if found["side"] == side}
         modules = {re.sub(r"^.*?blocks[._]\d+[._]", "", module) for module in own}
         branches[title] = {"modules": len(own), "ranks": sorted(set(own.values())), "targets": sorted(modules)}
     config = header_json(metadata, "config")
     blocks = 1 + max((int(n) for name in entries for n in re.findall(r"blocks[._](\d+)[._]", name)), default=-1)
     captions = config.get("captions") or {}
+    place = config.get("place")
     facts = {
         "format": metadata.get("format"), "branches": branches, "blocks": config.get("blocks", blocks),
-        "width": config.get("width"), "place": config.get("place"), "modes": captions or None,
+        "width": config.get("width"), "place": place, "modes": captions or None,
         "fp8": sorted(FP8 & {e.dtype for e in entries.values()}) or None,
     }  # fmt: skip
     ranks = " and ".join(f"{title} rank {'/'.join(map(str, b['ranks'])) or 'none'}" for title, b in branches.items())
     said = f"modes {', '.join(captions)}" if captions else "no captions stated"
-    place = "no place stated" if facts["place"] is None else f"place {tuple(facts['place'])}"
-    return "adapter", f"a reference adapter: {ranks}, {facts['blocks']} blocks, {said}, {place}", facts
+    where = "no place stated" if place is None else f"place ({', '.join(map(str, place))})"
+    return "adapter", f"a reference adapter: {ranks}, {facts['blocks']} blocks, {said}, {where}", facts
+
+
+def rank_of(down: Entry) -> int:
+    return down.shape[0] if down.shape else 0
 
 
 def as_cache(entries: Mapping[str, Entry], metadata: Mapping[str, str]):
     if not str(metadata.get("format", "")).startswith("snapref_cache/"):
         return None
-    groups = [int(group[0]) for group in json.loads(metadata.get("groups", "[]"))]
+    try:
+        groups = [int(group[0]) for group in json.loads(metadata.get("groups", "[]"))]
+    except (ValueError, TypeError, IndexError, KeyError):
+        return "reference cache", "a saved reference with a damaged header", {"format": metadata["format"]}
     facts = {"format": metadata["format"], "tokens": groups, "fingerprint": header_json(metadata, "fingerprint")}
     words = f"a saved reference of {len(groups)} picture{'s' * (len(groups) != 1)}, {sum(groups):,} tokens"
     return "reference cache", words, facts
@@ -110,7 +121,7 @@ def as_lora(entries: Mapping[str, Entry], metadata: Mapping[str, str]):
     others = [method for method, pattern in OTHER_METHODS.items() if any(pattern.search(name) for name in entries)]
     if not downs and not others:
         return None
-    ranks = sorted({entries[name].shape[0] for name in downs.values() if entries[name].shape})
+    ranks = sorted({rank_of(entries[name]) for name in downs.values()})
     namings = {naming_of(stem) for stem in downs or entries}
     parts = Counter(part_of(stem) for stem in downs)
     blocks = 1 + max((int(n) for stem in downs for n in re.findall(r"blocks[._](\d+)[._]", stem)
@@ -144,27 +155,38 @@ def part_of(stem: str) -> str:
 
 
 def as_dit(entries: Mapping[str, Entry], metadata: Mapping[str, str]):
-    theirs = any(name.startswith("transformer_blocks.") for name in entries)
+    theirs = any(DIFFUSERS_SIGN.fullmatch(name) for name in entries)
     prefix = "" if theirs else prefix_of(entries)
     names = {name.removeprefix(prefix): entry for name, entry in entries.items()}
-    first = names.get("transformer_blocks.0.ff.net.0.proj.weight" if theirs else "blocks.0.mlp.layer1.weight")
+    sign = DIFFUSERS_SIGN if theirs else OFFICIAL_SIGN
+    first = next((name for name, entry in names.items() if sign.fullmatch(name) and len(entry.shape) == 2), None)
     if first is None:
         return None
+    rows, columns = names[first].shape
+    width = rows // 3 if first.endswith("linear_2.weight") else columns  # (shift, scale, gate) of each
     blocks = block_count(name.removeprefix("transformer_") for name in names)
     has_adapter = any(name.startswith("llm_adapter.") for name in names)
     quantised = quantisation(entries, metadata)
     others = sorted({other for name in entries for other in ("first_stage_model", "vae", "text_encoders")
                      if name.startswith(f"{other}.")})  # fmt: skip
     facts = {
-        "blocks": blocks, "width": first.shape[-1], "prefix": prefix, "naming": "diffusers" if theirs else "official",
-        "llm_adapter": has_adapter, "quantised": quantised, "dtype": first.dtype,
+        "blocks": blocks, "width": width, "prefix": prefix, "naming": "diffusers" if theirs else "official",
+        "llm_adapter": has_adapter, "quantised": quantised, "dtype": names[first].dtype,
         "ignored": sum(map(is_ignorable, names)), "other_models": others or None,
     }  # fmt: skip
     kind = "all-in-one checkpoint with a diffusion model" if others else "diffusion model"
     lacks = "" if has_adapter or theirs else ", without the LLM adapter that Anima has"
-    how = quantised or first.dtype.lower()
+    how = quantised or names[first].dtype.lower()
     named = "named as diffusers does" if theirs else f"prefix {prefix!r}"
-    return "dit", f"a {kind}: {blocks} blocks, width {facts['width']}, {how}, {named}{lacks}", facts
+    return "dit", f"a {kind}: {blocks} blocks, width {width}, {how}, {named}{lacks}", facts
+
+
+def as_llm_adapter(entries: Mapping[str, Entry], metadata: Mapping[str, str]):
+    """diffusers keeps the LLM adapter in a file of its own, without a prefix."""
+    if not {"embed.weight", "out_proj.weight", "blocks.0.cross_attn.o_proj.weight"} <= entries.keys():
+        return None
+    facts = {"blocks": block_count(entries), "vocabulary": rank_of(entries["embed.weight"])}
+    return "llm adapter", f"Anima's LLM adapter alone: {facts['blocks']} blocks", facts
 
 
 def quantisation(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> str | None:
@@ -188,7 +210,7 @@ def as_text_encoder(entries: Mapping[str, Entry], metadata: Mapping[str, str]):
         return None
     prefix = embed.removesuffix("embed_tokens.weight")
     layers = 1 + max(int(n) for name in entries for n in re.findall(r"layers\.(\d+)\.", name))
-    rows, width = entries[embed].shape
+    rows, width = (*entries[embed].shape, 0, 0)[:2]
     facts = {"layers": layers, "width": width, "vocabulary": rows, "prefix": prefix, "dtype": entries[embed].dtype}
     return "text encoder", f"a Qwen3 text encoder: {layers} layers, width {width}, {rows:,} tokens", facts
 

@@ -4,7 +4,8 @@
     plain        the files side by side or in folders such as split_files/…; tokenizers in folders of their own
     diffusers    transformer/ text_conditioner/ text_encoder/ vae/ tokenizer/ t5_tokenizer/
 
-A file is known by its header, never by its name; its name decides only between several of one kind.
+A file is known by its header, never by its name; its name decides only between several of one kind. ComfyUI's
+tokenizers lie inside the program (comfy/text_encoders), beside its models.
 """
 
 from collections.abc import Iterable
@@ -28,9 +29,10 @@ COMFYUI = {
 DIFFUSERS = {"base": ("transformer", "text_conditioner"), "text_encoder": ("text_encoder",), "vae": ("vae",)}
 KINDS = {"base": "dit", "text_encoder": "text encoder", "vae": "vae"}
 WORDS = {"base": "diffusion model", "text_encoder": "Qwen3 text encoder", "vae": "VAE"}
-TOKENIZER_FOLDERS = ("tokenizers", "tokenizer", "text_encoders", "clip", ".")
+TOKENIZER_FOLDERS = ("tokenizers", ".", "models/tokenizers", "text_encoders", "clip", "models/text_encoders",
+                     "models/clip", "comfy/text_encoders", "../comfy/text_encoders")  # fmt: skip
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
 ADAPTERS = ("snapref_v1a", "snapref_v1b", "snapref_v2a_pre1", "snapref_v2a_pre2")  # published, each also as FP8
-BLOCKS = 28  # of the published base; files of more blocks are other people's
 
 Source = Path | tuple[Path, ...]  # a file, or the folder or folders of a diffusers repository that hold it
 
@@ -50,10 +52,8 @@ def find_anima(folder: str | Path | None, **given) -> Places:
 
     Raises WeightsError for a part that is not found or of which there are several, naming the argument to give.
     """
-    folder = None if folder is None else Path(folder).expanduser()
-    if folder is not None and not folder.is_dir():
-        raise WeightsError(f"{folder} is no folder; give the folder that holds Anima's files, or each file by itself")
     found = {part: value for part, value in given.items() if value is not None}
+    folder = folder_or_default(folder)
     if folder is None:
         if missing := [part for part in (*KINDS, "tokenizers") if part not in found]:
             raise WeightsError(
@@ -69,14 +69,33 @@ def find_anima(folder: str | Path | None, **given) -> Places:
     return Places(**found)
 
 
+def default_folder() -> Path:
+    """Where downloads go if no folder is given."""
+    return Path.home() / ".cache" / "snapref" / "anima"
+
+
+def folder_or_default(folder: str | Path | None) -> Path | None:
+    """The folder as a path; None becomes that of downloads, if there is one. Raises WeightsError if it is no folder."""
+    if folder is None:
+        return default_folder() if default_folder().is_dir() else None
+    folder = Path(folder).expanduser()
+    if not folder.is_dir():
+        raise WeightsError(f"{folder} is no folder; give the folder that holds Anima's files, or each file by itself")
+    return folder
+
+
 def find_part(folder: Path, part: str) -> Source:
     """The file of a part, or its diffusers folders. Raises WeightsError."""
     parts = [folder / name for name in DIFFUSERS[part]]
     if all((each / "config.json").is_file() and any(each.glob("*.safetensors")) for each in parts):
         return tuple(parts) if len(parts) > 1 else parts[0]
-    candidates = [f for f in kinds_in(places_of(folder, part)) if f.kind == KINDS[part]]
+    broken: dict[Path, WeightsError] = {}
+    candidates = [f for f in kinds_in(places_of(folder, part), broken) if f.kind == KINDS[part]]
     if part == "base":
         candidates = [f for f in candidates if f.facts["llm_adapter"]]
+    for path, error in broken.items():
+        if path.name == PUBLISHED[part]:
+            raise error
     published = [f for f in candidates if f.path.name == PUBLISHED[part]]
     chosen = published or candidates
     if len(chosen) == 1:
@@ -85,9 +104,10 @@ def find_part(folder: Path, part: str) -> Source:
         names = ", ".join(sorted(f.path.name for f in chosen))
         raise WeightsError(f"{folder} holds {len(chosen)} files that are a {WORDS[part]}: {names}; give {part}=")
     where = COMFYUI[part][0]
+    unread = f" that can be opened ({', '.join(path.name for path in broken)} cannot)" if broken else ""
     raise WeightsError(
-        f"{folder} holds no {WORDS[part]}; put {PUBLISHED[part]} there (in ComfyUI: models/{where}), give {part}=, or "
-        "download=True"
+        f"{folder} holds no {WORDS[part]}{unread}; put {PUBLISHED[part]} there (in ComfyUI: models/{where}), give "
+        f"{part}=, or download=True"
     )
 
 
@@ -100,52 +120,82 @@ def places_of(folder: Path, part: str) -> list[Path]:
     return sorted(f for depth in ("", "*/", "*/*/") for f in folder.glob(f"{depth}*.safetensors"))
 
 
-def kinds_in(files: Iterable[Path]) -> list[Found]:
-    """What each file is; broken ones are left out here, and named when they are opened."""
+def kinds_in(files: Iterable[Path], broken: dict[Path, WeightsError] | None = None) -> list[Found]:
+    """What each file is. `broken` takes those that cannot be opened, with the reason."""
     found = []
     for file in files:
         try:
             found.append(inspect(file))
-        except WeightsError:
-            continue
+        except WeightsError as error:
+            if broken is not None:
+                broken[file] = error
     return found
 
 
 def find_tokenizers(folder: Path) -> tuple[Path, Path]:
     """(Qwen's, T5's) tokenizer of a folder, each told by what it holds. Raises WeightsError."""
-    roots = [root / name for root in (folder, folder / "models") for name in TOKENIZER_FOLDERS]
+    roots = [folder / name for name in TOKENIZER_FOLDERS]
     places = dict.fromkeys(p for root in roots if root.is_dir() for p in (root, *sorted(root.iterdir())))
-    files = [place for place in places if place.is_dir() or place.suffix == ".json"]
-    qwen, t5 = (next((f for f in files if test(f)), None) for test in (is_qwen_tokenizer, is_t5_tokenizer))
+    kinds = {place: tokenizer_kind(place) for place in places if place.is_dir() or place.suffix == ".json"}
+    # Programs have Qwen's later vocabularies and T5's relatives too: the ones with Anima's ids come first.
+    qwen = first_of(kinds, "Qwen", b'"151643"', b'"id": 151643')
+    t5 = first_of(kinds, "T5", b"<extra_id_99>")
     if qwen is None or t5 is None:
         missing = " and ".join(name for name, found in (("Qwen's", qwen), ("T5's", t5)) if found is None)
         raise WeightsError(
-            f"{folder} holds no {missing} tokenizer (ComfyUI keeps them inside the program); put their folders into "
-            f"{folder / 'tokenizers'} as qwen and t5, give tokenizers=(qwen, t5), or download=True"
+            f"{folder} holds no {missing} tokenizer (ComfyUI keeps them inside the program, comfy/text_encoders); put "
+            f"their folders into {folder / 'tokenizers'} as qwen and t5, give tokenizers=(qwen, t5), or download=True"
         )
     return qwen, t5
 
 
-def is_qwen_tokenizer(place: Path) -> bool:
-    """A folder or tokenizer.json of the byte-level BPE that Qwen3 uses."""
-    if place.is_dir():
-        return (place / "merges.txt").is_file() or holds(place / "tokenizer.json", b"<|endoftext|>")
-    return holds(place, b"<|endoftext|>")
+def tokenizer_kind(place: Path) -> str | None:
+    """"Qwen" (its byte-level BPE), "T5" (its sentencepiece) or None, of a folder or a tokenizer.json."""
+    whole = place.is_file() or (place / "tokenizer.json").is_file()  # else in the pieces that came before it
+    if (place / "spiece.model").is_file() or whole and holds(place, b"<extra_id_0>"):
+        return "T5"
+    whole |= (place / "merges.txt").is_file() and (place / "vocab.json").is_file()
+    if whole and holds(place, b"<|endoftext|>") and not holds(place, b"<|startoftext|>"):  # both: CLIP's
+        return "Qwen"
+    return None
 
 
-def is_t5_tokenizer(place: Path) -> bool:
-    if place.is_dir():
-        return (place / "spiece.model").is_file() or holds(place / "tokenizer.json", b"<extra_id_0>")
-    return holds(place, b"<extra_id_0>")
+def first_of(kinds: dict[Path, str | None], kind: str, *marks: bytes) -> Path | None:
+    """The first place of a kind whose files hold one of the marks, else the first of the kind."""
+    places = [place for place, found in kinds.items() if found == kind]
+    marked = (place for place in places if any(holds(place, mark) for mark in marks))
+    return next(marked, places[0] if places else None)
 
 
-def holds(file: Path, sign: bytes) -> bool:
-    return file.is_file() and sign in file.read_bytes()
+def holds(place: Path, sign: bytes) -> bool:
+    """Whether a file holds the bytes, or one of a tokenizer folder's files does."""
+    files = [place] if place.is_file() else [place / name for name in TOKENIZER_FILES]
+    return any(sign in file.read_bytes() for file in files if file.is_file())
+
+
+def check_tokenizers(qwen: str | Path, t5: str | Path) -> None:
+    """Raises WeightsError for two tokenizers that are known to be given the wrong way round."""
+    for place, kind in ((Path(qwen), "Qwen"), (Path(t5), "T5")):
+        if place.exists() and tokenizer_kind(place) not in (kind, None):
+            raise WeightsError(
+                f"{place} is {tokenizer_kind(place)}'s tokenizer, but was given as {kind}'s; give "
+                "tokenizers=(qwen, t5), in this order"
+            )
 
 
 def find_adapter(adapter: str | Path, folder: str | Path | None) -> Path:
     """The file of an adapter given by path, or by its name in the `loras` of a folder. Raises WeightsError."""
-    path = Path(adapter).expanduser()
+    return find_named(adapter, folder, "adapter", f"published are {', '.join(ADAPTERS)}, each also as FP8")
+
+
+def find_lora(lora: str | Path, folder: str | Path | None) -> Path:
+    """The file of a LoRA given by path, or by its name in the `loras` of a folder. Raises WeightsError."""
+    return find_named(lora, folder, "LoRA", "it has none")
+
+
+def find_named(given: str | Path, folder: str | Path | None, kind: str, otherwise: str) -> Path:
+    """A file by path or by name. otherwise: what to say where the folder has no file of the kind."""
+    path = Path(given).expanduser()
     if path.is_file() or folder is None or path.suffix == ".safetensors" and len(path.parts) > 1:
         return path
     folder = Path(folder).expanduser()
@@ -156,9 +206,9 @@ def find_adapter(adapter: str | Path, folder: str | Path | None) -> Path:
             if file.stem.lower() == name.lower():
                 return file
     files = [found for root in roots for found in kinds_in(root.rglob("*.safetensors"))]
-    there = sorted({found.path.stem for found in files if found.kind == "adapter"})
-    has = f"it has {', '.join(there)}" if there else f"published are {', '.join(ADAPTERS)}, each also as FP8"
-    raise WeightsError(f"no adapter {name!r} in the loras of {folder}; {has}; give its path")
+    there = sorted({found.path.stem for found in files if found.kind == kind.lower()})
+    has = f"it has {', '.join(there)}" if there else otherwise
+    raise WeightsError(f"no {kind} {name!r} in the loras of {folder}; {has}; give its path")
 
 
 def check_slot(source: Source | str, slot: str) -> None:
@@ -170,4 +220,6 @@ def check_slot(source: Source | str, slot: str) -> None:
     if found.kind in (wanted, "unknown") or (slot == "vae" and found.kind == "nano codec"):
         return
     belongs = f"give it as {found.slot}=" if found.slot else "it is no part of a model"
+    if found.kind == "reference cache":
+        belongs = "give it as the reference of a run"
     raise WeightsError(f"{source} is {found.words}, but was given as {slot}; {belongs}")

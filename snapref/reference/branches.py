@@ -9,12 +9,12 @@
 import re
 import weakref
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
+from snapref.anima.linear import carry, is_float8
 from snapref.anima.lowrank import Branch, LowRank
 from snapref.config import AdapterConfig, DiTConfig, ModelConfig
 
@@ -143,29 +143,25 @@ def is_merged(model: nn.Module) -> bool:
 def merged(model: nn.Module, branch: Branch):
     """Within this block the model's weights carry the branch: as fast as the base, the branch costs nothing.
 
-    The sum is made in fp32 and cast once. On leaving, by an exception or Ctrl-C too, the original parameter
-    objects are put back, so that the base is the same bit for bit; W + BA − BA would not be.
+    The sum is made in fp32 and cast once; where a weight is fp8 the branch is computed beside it instead. On
+    leaving, by an exception or Ctrl-C too, the original parameter objects are put back, so that the base is the
+    same bit for bit; W + BA − BA would not be.
     Raises MergeError inside another `merged` block of the same model.
     """
     if is_merged(model):
         raise MergeError("the model already carries a branch; leave that `merged` block before the next one")
-    originals: list[tuple[nn.Linear, nn.Parameter]] = []
+    undo = ExitStack()
     try:
         _merged_models.add(model)
+        if getattr(model, "visits", None) is not None:  # blocks away from the device take it when they come
+            undo.callback(setattr, model.visits, "branch", model.visits.branch)
+            model.visits.branch = branch
         for block, low_ranks in zip(model.blocks, branch, strict=True):
             for name, low_rank in low_ranks.items():
                 linear = block.get_submodule(name)
-                originals.append((linear, linear.weight))
-                linear.weight = nn.Parameter(added(linear.weight, low_rank), requires_grad=False)
+                if is_float8(linear) or getattr(model, "visits", None) is None:
+                    undo.callback(carry(linear, low_rank))
         yield model
     finally:
-        for linear, weight in originals:
-            linear.weight = weight
+        undo.close()
         _merged_models.discard(model)
-
-
-@torch.no_grad()
-def added(weight: torch.Tensor, low_rank: LowRank) -> torch.Tensor:
-    """weight + scale · B A, (out, in), summed in fp32, in the weight's dtype and on its device."""
-    a, b = (matrix.to(weight.device, torch.float32) for matrix in (low_rank.a, low_rank.b))
-    return torch.addmm(weight.float(), b, a, alpha=low_rank.scale).to(weight.dtype)

@@ -6,7 +6,7 @@ it depends on prompt, seed, noise or the size of the picture being made.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,6 +38,8 @@ class ReferenceCache:
     layers: tuple[tuple[Tensor, Tensor], ...]  # per block (k, v), each (1, n, r, d)
     groups: tuple[PictureGroup, ...]  # one per picture, in the order of the tokens
     fingerprint: Fingerprint
+    # Per block what fp8 keys and values are multiplied by, each (1, n, r, 1) fp32; None: they are not in fp8.
+    scales: tuple[tuple[Tensor, Tensor], ...] | None = None
 
     def __post_init__(self):
         tokens = sum(group.tokens for group in self.groups)
@@ -66,21 +68,43 @@ class ReferenceCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that keys and values take in memory."""
-        return sum(tensor.nbytes for pair in self.layers for tensor in pair)
+        """Bytes that keys and values, and their scales, take in memory."""
+        return sum(tensor.nbytes for pair in (*self.layers, *(self.scales or ())) for tensor in pair)
 
-    def memory(self, rows: tuple[int, ...] | None = None, strength: float = 1.0) -> list[list[KeyGroup]]:
+    def memory(
+        self,
+        rows: tuple[int, ...] | None = None,
+        strength: float = 1.0,
+        blocks: Sequence[float] | None = None,
+        regions: Sequence[Tensor | None] | None = None,
+    ) -> list[list[KeyGroup]]:
         """What the model call takes: per block one key group for each picture that is read at all.
 
-        rows: the batch rows that read (None: all). The effective weight of a picture is strength · weight;
-        its logarithm is added to the logits, and at 0 the picture is left out. Keys and values are views.
+        rows: the batch rows that read (None: all). blocks: a weight per block (None: 1 each). regions: per
+        picture the target tokens that read it, bool (t,) (None: every one). The effective weight of a picture
+        in a block is strength · its weight · the block's; its logarithm is added to the logits, and at 0 the
+        picture is left out. Keys and values are views.
         """
         check_weight("strength", strength)
-        effective = [strength * group.weight for group in self.groups]
-        read = [(part, math.log(w)) for part, w in zip(self.parts(), effective, strict=True) if w > 0]
+        blocks = [1.0] * len(self.layers) if blocks is None else blocks
+        regions = [None] * len(self.groups) if regions is None else regions
+        for name, values, count in (("blocks", blocks, len(self.layers)), ("regions", regions, len(self.groups))):
+            if len(values) != count:
+                raise CacheError(f"{name} has {len(values)} entries; this cache needs {count}")
+        pictures = [*zip(self.parts(), self.weights, regions, strict=True)]
+
+        def group(block: int, part: slice, weight: float, tokens: Tensor | None) -> KeyGroup:
+            k, v = (side[:, :, part] for side in self.layers[block])
+            scales = self.scales and tuple(scale[:, :, part] for scale in self.scales[block])
+            return KeyGroup(k, v, math.log(weight), rows, tokens, scales)
+
         return [
-            [KeyGroup(k[:, :, part], v[:, :, part], log_weight, rows) for part, log_weight in read]
-            for k, v in self.layers
+            [
+                group(block, part, strength * weight * factor, tokens)
+                for part, weight, tokens in pictures
+                if strength * weight * factor > 0
+            ]
+            for block, factor in enumerate(blocks)
         ]
 
     def parts(self) -> list[slice]:
@@ -101,18 +125,23 @@ class ReferenceCache:
         if not pictures or not all(0 <= i < count for i in pictures):
             raise CacheError(f"pictures {[*pictures]} of a cache of {count}; name some of 0 to {count - 1}")
         parts = self.parts()
+
+        def chosen(side: Tensor) -> Tensor:
+            return torch.cat([side[:, :, parts[i]] for i in pictures], dim=2)
+
         return ReferenceCache(
-            tuple(
-                tuple(torch.cat([side[:, :, parts[i]] for i in pictures], dim=2) for side in pair)
-                for pair in self.layers
-            ),
+            each(chosen, self.layers),
             tuple(self.groups[i] for i in pictures),
             replace(self.fingerprint, pictures=tuple(self.fingerprint.pictures[i] for i in pictures)),
+            each(chosen, self.scales),
         )
 
     @staticmethod
     def concat(caches: Sequence["ReferenceCache"]) -> "ReferenceCache":
-        """All pictures of several caches side by side. Base, adapter and dtype must be the same."""
+        """All pictures of several caches side by side. Base, adapter and dtype must be the same.
+
+        Where some are in fp8 and some are not, all are widened.
+        """
         if not caches:
             raise CacheError("no cache to join; give at least one")
         first = caches[0]
@@ -125,23 +154,41 @@ class ReferenceCache:
                     f"cache {number} does not fit the first: {' and '.join(differences)} differ; "
                     "encode all pictures with one base and one adapter"
                 )
+        if len({cache.scales is None for cache in caches}) == 2:
+            caches = [cache.widened() for cache in caches]
+
+        def joined(all_pairs: Sequence) -> tuple:
+            pairs = zip(*all_pairs, strict=True)
+            return tuple(tuple(torch.cat(s, dim=2) for s in zip(*pair, strict=True)) for pair in pairs)
+
         return ReferenceCache(
-            tuple(
-                tuple(torch.cat(sides, dim=2) for sides in zip(*pairs, strict=True))
-                for pairs in zip(*(cache.layers for cache in caches), strict=True)
-            ),
+            joined([cache.layers for cache in caches]),
             tuple(group for cache in caches for group in cache.groups),
             replace(
                 first.fingerprint,
                 pictures=tuple(picture for cache in caches for picture in cache.fingerprint.pictures),
             ),
+            None if caches[0].scales is None else joined([cache.scales for cache in caches]),
         )
 
+    def widened(self) -> "ReferenceCache":
+        """The same numbers without fp8, in the dtype of the model that made them; its fingerprint still says fp8."""
+        if self.scales is None:
+            return self
+        dtype = getattr(torch, self.fingerprint.dtype)
+        pairs = zip(self.layers, self.scales, strict=True)
+        layers = tuple(KeyGroup(*pair, scales=scales).wide(dtype) for pair, scales in pairs)
+        return ReferenceCache(layers, self.groups, self.fingerprint)
+
     def to(self, device=None, dtype: torch.dtype | None = None) -> "ReferenceCache":
-        """On another device or in another dtype; the fingerprint follows the dtype."""
-        layers = tuple(tuple(side.to(device=device, dtype=dtype) for side in pair) for pair in self.layers)
+        """On another device or in another dtype; the fingerprint follows the dtype. fp8 stays what it is."""
+        stored = dtype if self.scales is None else None
+        print_ = self.fingerprint if dtype is None else replace(self.fingerprint, dtype=dtype_name(dtype))
         return ReferenceCache(
-            layers, self.groups, replace(self.fingerprint, dtype=dtype_name(layers[0][0].dtype))
+            each(lambda side: side.to(device=device, dtype=stored), self.layers),
+            self.groups,
+            print_,
+            each(lambda side: side.to(device=device), self.scales),
         )
 
     def save(self, path) -> None:
@@ -149,6 +196,10 @@ class ReferenceCache:
         tensors = {
             f"blocks.{i}.{name}": side
             for i, pair in enumerate(self.layers)
+            for name, side in zip("kv", pair, strict=True)
+        } | {
+            f"blocks.{i}.{name}_scale": side
+            for i, pair in enumerate(self.scales or ())
             for name, side in zip("kv", pair, strict=True)
         }
         header = {
@@ -176,11 +227,19 @@ class ReferenceCache:
                 f"{name!r} was made from something else: {'; '.join(differences)}; encode the picture again"
             )
         tensors = read_tensors(path)
-        layers = tuple(
-            tuple(tensors[f"blocks.{i}.{side}"].to(device) for side in "kv") for i in range(len(tensors) // 2)
+        scaled = "blocks.0.k_scale" in tensors
+        blocks = range(len(tensors) // (4 if scaled else 2))
+        layers, scales = (
+            tuple(tuple(tensors[f"blocks.{i}.{side}{end}"].to(device) for side in "kv") for i in blocks)
+            for end in (("", "_scale") if scaled else ("", ""))
         )
         groups = tuple(PictureGroup(*group) for group in json.loads(header["groups"]))
-        return cls(layers, groups, fingerprint)
+        return cls(layers, groups, fingerprint, scales if scaled else None)
+
+
+def each(change: Callable[[Tensor], Tensor], pairs: Sequence[tuple[Tensor, Tensor]] | None):
+    """`change` of every tensor of some pairs per block; None for None."""
+    return None if pairs is None else tuple(tuple(change(side) for side in pair) for pair in pairs)
 
 
 def check_weight(name: str, weight: float) -> None:

@@ -23,6 +23,7 @@ class PicturePrint:
     mode: str
     caption: str
     tokens: str = "all"  # sha256 of the token mask where some were left out
+    form: str = "whole"  # what was made of the keys and values afterwards: "fp8", "thin:0.5", "fp8+thin:0.5"
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,18 @@ def hash_tensors(named: Iterable[tuple[str, Tensor]]) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Seen:
     """A tensor as it was when its module was hashed."""
 
     tensor: weakref.ref
     address: int
     writes: int
+
+    def __eq__(self, other) -> bool:
+        # Two references to living tensors would compare the numbers in them.
+        same = self.tensor() is other.tensor()
+        return same and (self.address, self.writes) == (other.address, other.writes)
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Seen":
@@ -99,8 +105,15 @@ _hashes: weakref.WeakKeyDictionary[nn.Module, tuple[dict[str, Seen], str]] = wea
 
 
 def hash_module(module: nn.Module) -> str:
-    """sha256 of all tensors of a module; remembered, and made anew once one was replaced or written to."""
-    tensors = module.state_dict(keep_vars=True)
+    """sha256 of all tensors of a module; remembered, and made anew once one was replaced or written to.
+
+    What stands beside an fp8 weight (`anima.linear`) counts as well.
+    """
+    tensors = dict(module.state_dict(keep_vars=True))
+    for name, part in module.named_modules():
+        for i, pair in enumerate(getattr(part, "beside", ())):
+            own = f"{name}.beside.{i} times {pair.scale!r}"
+            tensors |= {f"{own}.a": pair.a, f"{own}.b": pair.b}
     state = {name: Seen.of(tensor) for name, tensor in tensors.items()}
     known = _hashes.get(module)
     if known is None or known[0] != state:

@@ -159,6 +159,8 @@ def _screen_colours(image: Image.Image) -> Image.Image:
     """Any PIL mode → "RGB", or "RGBA" when at least one pixel is not opaque."""
     if image.mode in _SHORT_INTEGER_MODES or image.mode == "F":
         image = _from_deep_grey(image)
+    if image.mode in ("La", "RGBa"):  # premultiplied; only PIL itself makes these
+        image = image.convert(image.mode.upper())
     image = _to_srgb(image)
     # convert() resolves palettes and the colour key ("transparency") that PNG and GIF may carry.
     if image.has_transparency_data:

@@ -31,6 +31,7 @@ class Denoiser:
 
     positive, negative: one context (1, k, c) per picture of the batch.
     caches: what is read: none, one for all pictures, or one per picture.
+    regions: for each cache, per picture in it the target tokens that read it, bool (t,) or None for all.
     target: the target branch, on in every pass of a step in which a reference is active.
     """
 
@@ -43,11 +44,16 @@ class Denoiser:
         steps: int,
         caches: Sequence[ReferenceCache] = (),
         target: Branch | None = None,
+        regions: Sequence[Sequence[Tensor | None]] | None = None,
     ):
         self.model, self.settings, self.steps = model, settings, steps
         self.contexts = {True: list(positive), False: list(negative)}
         self.batch = len(positive)
-        self.caches = list(caches) * (self.batch if len(caches) == 1 else 1)
+        regions = [(None,) * len(cache.groups) for cache in caches] if regions is None else regions
+        self.readings = [*zip(caches, map(tuple, regions), strict=True)]
+        # One key group for all rows that read the same: the first reading that is the same stands for all.
+        first = [next(j for j, other in enumerate(self.readings) if same(one, other)) for one in self.readings]
+        self.of_picture = first * (self.batch if len(first) == 1 else 1)
         self.target = target
         self.step = 0
         self.branches = 0  # evaluated so far: passes, whatever the batch
@@ -79,7 +85,7 @@ class Denoiser:
 
     def reading(self, step: int) -> bool:
         """Whether the reference is active in this step: its window is [ref_start, ref_end) of the run."""
-        return bool(self.caches) and self.settings.ref_start <= step / self.steps < self.settings.ref_end
+        return bool(self.readings) and self.settings.ref_start <= step / self.steps < self.settings.ref_end
 
     def set_target(self, on: bool) -> None:
         """Puts the target branch into the weights, or the original weights back."""
@@ -104,16 +110,18 @@ class Denoiser:
 
     def memory(self, reads: Sequence[tuple[int, float]]) -> list[list[KeyGroup]] | None:
         """Returns the key groups per block; None if no row reads. reads: per row (picture, weight)."""
-        readers: dict[tuple[int, float], list[int]] = {}  # (cache, weight) -> rows
+        readers: dict[tuple[int, float], list[int]] = {}  # (reading, weight) -> rows
         for row, (picture, weight) in enumerate(reads):
             if weight > 0:
-                readers.setdefault((self.caches.index(self.caches[picture]), weight), []).append(row)
+                readers.setdefault((self.of_picture[picture], weight), []).append(row)
         if not readers:
             return None
         parts = []
-        for (cache, weight), rows in readers.items():
+        for (number, weight), rows in readers.items():
             some = None if len(rows) == len(reads) else tuple(rows)
-            parts.append(self.caches[cache].memory(some, self.settings.strength * weight))
+            cache, regions = self.readings[number]
+            strength, blocks = self.settings.strength * weight, self.settings.block_weights
+            parts.append(cache.memory(some, strength, blocks, regions))
         return [[group for groups in block for group in groups] for block in zip(*parts, strict=True)]
 
     def answers(self, x: Tensor, sigma: float) -> tuple[Tensor, ...]:
@@ -140,3 +148,8 @@ class Denoiser:
                 hooks.callback(block.register_forward_hook(watch(i)).remove)
             self.answers(*self.latest)
         return min(broken, default=None)
+
+
+def same(one: tuple, other: tuple) -> bool:
+    """Whether two readings are one cache, read by the same tokens."""
+    return one[0] is other[0] and all(a is b for a, b in zip(one[1], other[1], strict=True))

@@ -10,7 +10,7 @@ from snapref.config import BASE, NANO, ModelConfig
 from snapref.files.download import download_anima
 from snapref.files.loader import load_codec, load_model, load_qwen, load_tokenizer, read_tensors
 from snapref.files.nano import nano_file
-from snapref.files.places import check_slot, find_adapter, find_anima
+from snapref.files.places import check_slot, check_tokenizers, find_adapter, find_anima, folder_or_default
 from snapref.reference.bundle import load_bundle
 from snapref.sampling.pipeline import Pipeline
 
@@ -52,9 +52,8 @@ def open_anima(
     adapter: a path, or a name in the folder's `loras`. place, captions: what the adapter's file does not state.
     Raises WeightsError, naming the argument to give, for a part that is not found.
     """
-    if download:
-        files = {**vars(download_anima(folder)), **{part: given for part, given in files.items() if given is not None}}
-    places = find_anima(folder, **files)
+    places = download_anima(folder, **files) if download else find_anima(folder, **files)
+    check_tokenizers(*places.tokenizers)
     device = pick_device(device)
     return open_files(
         BASE,
@@ -62,7 +61,7 @@ def open_anima(
         text_encoder=places.text_encoder,
         codec=places.vae,
         tokenizers=places.tokenizers,
-        adapter=find_adapter(adapter, folder) if adapter else None,
+        adapter=find_adapter(adapter, folder_or_default(folder)) if adapter else None,
         device=device,
         dtype=dtype or pick_dtype(device),
         place=place,

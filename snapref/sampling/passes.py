@@ -46,6 +46,10 @@ def warn_of_ignored(settings: Settings) -> None:
             f"fidelity {settings.fidelity} is ignored: {other} already says what the negative branch reads",
             stacklevel=3,
         )
+    stitching = ("stitch_direction", "stitch_match", "stitch_spacing", "stitch_colour")
+    changed = [name for name in stitching if getattr(settings, name) != getattr(Settings, name)]
+    if changed and settings.layout == "separate":
+        warnings.warn(f"{' and '.join(changed)} ignored: layout is 'separate'; 'stitch' uses it", stacklevel=3)
 
 
 def combine(answers: tuple[Tensor, ...], settings: Settings, buffers: Buffers) -> tuple[Tensor, Buffers]:

@@ -24,6 +24,8 @@ class Result:
     references: tuple[ReferenceCache, ...] = field(repr=False)  # none, one for all, or one per picture
     branches: int  # model branches evaluated over all steps
     seconds: float  # from prompt to picture, the reference's encode included
+    areas: tuple[dict, ...] = ()  # regions and masks of each reference, as plain values
+    loras: tuple[dict, ...] = ()  # name, strength and sha256 of what was in the weights
 
     @property
     def reference(self) -> ReferenceCache | None:
@@ -37,13 +39,17 @@ class Result:
 
     def record(self, index: int = 0) -> dict:
         """Returns what a saved picture carries, as plain values."""
-        reference = self.references[min(index, len(self.references) - 1)] if self.references else None
+        reference, areas = (
+            group[min(index, len(group) - 1)] if group else None for group in (self.references, self.areas)
+        )
         return {
             "model": self.model,
             "prompt": self.prompts[index],
             "negative": self.negatives[index],
             "batch": [index, len(self.images)],  # the noise of a picture depends on its place in the batch
             "reference": None if reference is None else reference.fingerprint.to_json(),
+            **(areas or {"regions": None, "ref_masks": None}),
+            "loras": list(self.loras),
             "settings": self.settings.to_dict(),
         }
 

@@ -3,41 +3,26 @@
 import dataclasses
 import difflib
 import json
-import math
-import numbers
-from dataclasses import dataclass, field
+import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
 
 from snapref.config import ModelConfig
+from snapref.reference.cache import CacheError
+from snapref.reference.compact import read_form
+from snapref.reference.stitch import COLOURS, DIRECTIONS
+from snapref.sampling.fields import SettingsError, checked, choice, number, per_block, plain, several
 from snapref.sampling.samplers import SAMPLERS
 from snapref.sampling.schedule import SCHEDULES, TABLE_SIZE
 
 VERSION = 1  # of the stored form; raised only when an old file would be read wrongly
 PNG_KEY = "snapref"
-MAX_SIDE = 4096  # pixels
 
 # What a field left at None means when the model's config states no `default_<field>` of its own.
 PLAIN = {"sampler": "euler", "schedule": "simple", "apg_eta": 1.0, "apg_momentum": 0.0, "apg_threshold": 0.0,
          "cfg_rescale": 0.0}
-
-
-class SettingsError(ValueError):
-    """A setting that cannot be used, in one sentence: field, value, range."""
-
-
-def number(default, low: float, high: float, text: str, *, above: bool = False):
-    """A numeric field within [low, high]; `above` shuts out `low` itself."""
-    return field(default=default, metadata={"low": low, "high": high, "above": above, "text": text})
-
-
-def choice(default, options: tuple[str, ...], text: str):
-    return field(default=default, metadata={"options": options, "text": text})
-
-
-def plain(default, text: str):
-    return field(default=default, metadata={"text": text})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +49,10 @@ class Settings:
     cfg_rescale: float | None = number(None, 0, 1, "pull of the contrast back to the unguided one")
     # Reading the reference
     strength: float = number(1.0, 0, 2, "how strongly the reference is read; 0 is the base model")
+    weights: tuple[float, ...] | None = several(0, 10, "how strongly each picture is read, times strength")
+    block_weights: tuple[float, ...] | str | None = several(
+        0, 2, "how strongly each block reads, times strength; also as text: 0-3:0,4-:1"
+    )
     mode: str | None = plain(None, "what to take from the reference: the name of a caption of the adapter")
     ref_caption: str | None = plain(None, "caption the reference is read with, instead of the mode's")
     ref_in_uncond: bool = plain(False, "whether the negative branch reads the reference too")
@@ -71,14 +60,22 @@ class Settings:
     ref_guidance: float | None = number(None, 0, 100, "scale of the reference in two-scale guidance")
     ref_start: float = number(0.0, 0, 1, "share of the steps after which the reference is read")
     ref_end: float = number(1.0, 0, 1, "share of the steps after which it is no longer read")
-    ref_megapixels: float | None = number(None, 0, 16, "largest area, in million pixels", above=True)
+    ref_megapixels: float | None = number(
+        None, 0, 16, "largest area of a picture, or of all when stitched, in million pixels", above=True
+    )
+    cache_form: str = plain("whole", "how it is kept: whole, fp8, thin:SHARE of its tokens, or fp8+thin:SHARE")
+    layout: str = choice("separate", ("separate", "stitch"), "pictures read one by one, or on one canvas")
+    stitch_direction: str = choice("right", DIRECTIONS, "on which side the next picture comes")
+    stitch_match: bool = plain(True, "whether the next picture takes the height (width) of the canvas")
+    stitch_spacing: int = number(0, 0, 1024, "pixels between stitched pictures, made even")
+    stitch_colour: str = choice("white", tuple(COLOURS), "of the spacing")
 
     def __post_init__(self):
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if value is None and f.default is None:
                 continue
-            object.__setattr__(self, f.name, _checked(f, value))  # frozen: the only way to write
+            object.__setattr__(self, f.name, checked(f, value))  # frozen: the only way to write
         if self.ref_start >= self.ref_end:
             raise SettingsError(
                 f"ref_start {self.ref_start} is not below ref_end {self.ref_end}; strength 0 reads nothing"
@@ -87,6 +84,10 @@ class Settings:
             raise SettingsError(
                 f"ref_in_uncond is ref_guidance 1 and contradicts ref_guidance {self.ref_guidance}; give one"
             )
+        try:
+            read_form(self.cache_form)
+        except CacheError as error:
+            raise SettingsError(str(error)) from None
         if self.steps is not None and self.steps / self.denoise > TABLE_SIZE:
             raise SettingsError(
                 f"steps {self.steps} at denoise {self.denoise} asks for {self.steps / self.denoise:.0f}; "
@@ -101,13 +102,16 @@ class Settings:
     def resolved(self, model: ModelConfig) -> "Settings":
         """Returns a copy where None has become the model's default, `model.default_<field>`.
 
-        Raises SettingsError, with the nearest sides, for a size that the model cannot draw.
+        Raises SettingsError, with the nearest sides, for a size that the model cannot draw, and for weights
+        of another number of blocks.
         """
         defaults = {
             name: getattr(model, f"default_{name}", PLAIN.get(name))
             for name, value in dataclasses.asdict(self).items()
             if value is None
         }
+        if self.block_weights is not None:
+            defaults["block_weights"] = per_block(self.block_weights, model.dit.blocks)
         settings, step = self.replace(**defaults), model.size_step
         for name, side in zip(("height", "width"), settings.size, strict=True):
             if side % step:
@@ -131,8 +135,15 @@ class Settings:
 
     @classmethod
     def from_png(cls, path: str | Path) -> "Settings":
-        """The settings of a picture that `Result.save` wrote. Raises SettingsError if it carries none."""
-        return cls.from_dict(read_record(path)["settings"])
+        """The settings of a picture that `Result.save` wrote. Raises SettingsError if it carries none.
+
+        Warns where regions or masks, which are no settings, are needed to draw it again.
+        """
+        record = read_record(path)
+        needed = [f"{name} {told(record[name])}" for name in ("regions", "ref_masks") if record.get(name)]
+        if needed:
+            warnings.warn(f"{path} was drawn with {' and '.join(needed)}; give them again", stacklevel=2)
+        return cls.from_dict(record["settings"])
 
 
 def read_record(path: str | Path) -> dict:
@@ -144,6 +155,19 @@ def read_record(path: str | Path) -> dict:
     return json.loads(text)
 
 
+def told(areas: list) -> str:
+    """Regions or masks of a record in words: "none, 0,0,0.5,1 and a mask of 96x128 (1a2b3c4d…)"."""
+
+    def one(area) -> str:
+        if area is None:
+            return "none"
+        if isinstance(area, dict):
+            return f"a mask of {area['size'][0]}x{area['size'][1]} ({area['mask'][:8]}…)"
+        return ",".join(f"{share:g}" for share in area)
+
+    return "; ".join(map(one, areas))
+
+
 def _known(names) -> None:
     fields = [f.name for f in dataclasses.fields(Settings)]
     for name in names:
@@ -151,44 +175,3 @@ def _known(names) -> None:
             near = difflib.get_close_matches(name, fields, n=1)
             hint = f"did you mean {near[0]}?" if near else f"settings are {', '.join(fields)}"
             raise SettingsError(f"{name} is not a setting; {hint}")
-
-
-def _checked(f: dataclasses.Field, value):
-    """Returns the value as a plain Python type of the field. Raises SettingsError."""
-    if f.name == "size":
-        return _checked_size(value)
-    if "options" in f.metadata:
-        if value not in f.metadata["options"]:
-            options = ", ".join(f.metadata["options"])
-            raise SettingsError(f"{f.name} is {value!r}; it must be one of {options}")
-        return value
-    if "low" in f.metadata:
-        return _checked_number(f, value)
-    kind = bool if isinstance(f.default, bool) else str
-    if not isinstance(value, kind):
-        what = "true or false" if kind is bool else "a text"
-        raise SettingsError(f"{f.name} is {value!r}; it must be {what}")
-    return value
-
-
-def _checked_number(f: dataclasses.Field, value) -> int | float:
-    whole = int in (f.type, *getattr(f.type, "__args__", ()))
-    low, high, above = f.metadata["low"], f.metadata["high"], f.metadata["above"]
-    kind = numbers.Integral if whole else numbers.Real
-    fits = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
-    if not fits or not low <= value <= high or (above and value == low):
-        what = "a whole number" if whole else "a number"
-        span = f"{'above' if above else 'from'} {low:g} to {high if whole else format(high, 'g')}"
-        raise SettingsError(f"{f.name} is {value!r}; it must be {what} {span}")
-    return int(value) if whole else float(value)
-
-
-def _checked_size(value) -> tuple[int, int]:
-    try:
-        height, width = value
-        sides = int(height), int(width)
-    except (TypeError, ValueError):
-        raise SettingsError(f"size is {value!r}; it must be (height, width) in pixels") from None
-    if sides != (height, width) or not all(1 <= side <= MAX_SIDE for side in sides):
-        raise SettingsError(f"size is {value!r}; both sides must be whole, from 1 to {MAX_SIDE} pixels")
-    return sides

@@ -1,125 +1,224 @@
-"""Training of an adapter on nano: both LoRA branches at once, the base frozen.
+"""Training of an adapter: both LoRA branches at once, the base frozen, at either scale.
 
 The reference and the target go through the blocks in one step, by the very function whose numbers the cache
 reproduces at sampling time (`reference.encode.joint_velocity`).
 """
 
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 
-import numpy as np
 import torch
+from accelerate import PartialState
 from torch import Tensor, nn
-from torch.nn.attention import sdpa_kernel
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from snapref import config as sizes
 from snapref.anima.model import AnimaDiT
 from snapref.anima.text import contexts
-from snapref.config import NANO, AdapterConfig
-from snapref.files.loader import load_model
+from snapref.config import AdapterConfig, ModelConfig
+from snapref.files.loader import load_codec, load_model
+from snapref.files.nano import FOLDER
 from snapref.reference.branches import Adapter
 from snapref.reference.bundle import load_bundle, save_bundle
 from snapref.reference.encode import joint_velocity
 from snapref.training.base_task import KERNELS, by_sigma
 from snapref.training.config import RunConfig
+from snapref.training.exact import check_cached_equals_joint, copied
 from snapref.training.flow import add_noise, draw_sigmas, velocity_loss
 from snapref.training.frozen import FrozenParts
+from snapref.training.log import append_row
 from snapref.training.loop import my_rows
-from snapref.training.pairs import draw_pair
+from snapref.training.prepared import PreparedPairs
+from snapref.training.preview import draw_panel
+from snapref.training.recompute import recomputed
+from snapref.training.sources import PreparedSource, RendererSource
+from snapref.training.unseen import Unseen, gap_summary, unseen_drawn, unseen_losses, unseen_prepared
 
-EMPTY_SHARE = 0.1  # of prompts replaced by the empty one
-ALONE_SHARE = 0.1  # of targets without a reference
-# Of targets, a batch at a time: one place has to serve every size of picture.
-SHAPES = ("portrait", "portrait", "landscape", "portrait", "portrait", "square")
+MODELS = {"nano": sizes.NANO, "anima": sizes.BASE}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FUSED_FROM = 256  # target tokens from which the fused attention is the faster one on a CPU, and plain too large
 
 
 class AdapterStep(nn.Module):
-    """The flow-matching loss of targets that read one clean reference each."""
+    """The flow-matching loss of targets that read one clean reference each.
 
-    def __init__(self, dit: AnimaDiT, adapter: Adapter):
+    recompute: gradient checkpointing, the same gradients for less memory.
+    """
+
+    def __init__(self, dit: AnimaDiT, adapter: Adapter, recompute: bool = False):
         super().__init__()
-        self.adapter = adapter
-        self.frozen = [dit]  # in a list: not a part of what learns, saves or averages
+        self.adapter, self.recompute = adapter, recompute
+        self.frozen = [dit, recomputed(dit) if recompute else dit]  # in a list: not a part of what learns or saves
 
     def __deepcopy__(self, memo):
-        return AdapterStep(self.frozen[0], _copy(self.adapter))
+        return AdapterStep(self.frozen[0], copied(self.adapter), self.recompute)
 
-    def forward(self, latent, noise, sigma, context, reference, reference_context, reads) -> dict[str, Tensor]:
-        """latent, reference: (b, 16, 1, h, w); reads: (b,) bool, whether a row reads its reference."""
-        rows = reads.nonzero()[:, 0]
-        with sdpa_kernel(KERNELS[latent.device.type]):
+    def forward(
+        self, latent, noise, sigma, context, reference, reference_context, reads, place=None
+    ) -> dict[str, Tensor]:
+        """latent, reference: (b, 16, 1, h, w); reads: (b,) bool, whether a row reads its reference; place: of it."""
+        rows, dit = reads.nonzero()[:, 0], self.frozen[1]
+        # A base in half precision has its own rules about what is computed in which dtype, those of sampling.
+        own = torch.autocast(latent.device.type, enabled=False) if dit.dtype != torch.float32 else nullcontext()
+        with own, sdpa_kernel(kernels(latent, dit.config.dit.patch)):
             velocity = joint_velocity(
-                self.frozen[0], self.adapter, add_noise(latent, noise, sigma), sigma, context,
-                reference[rows], reference_context[rows],
+                dit, self.adapter, add_noise(latent, noise, sigma), sigma, context,
+                reference[rows], reference_context[rows], place,
                 reference_rows=None if len(rows) == len(reads) else tuple(rows.tolist()),
             )
         losses = velocity_loss(velocity.float(), latent, noise)
-        return {"loss": losses.mean(), **by_sigma(losses.detach(), sigma)}
+        loss = losses.mean()
+        if not len(rows):  # several processes wait for each other's gradients: none must be missing in one of them
+            loss = loss + 0.0 * sum(p.sum() for p in self.adapter.ref.parameters() if p.requires_grad)
+        return {"loss": loss, **by_sigma(losses.detach(), sigma)}
 
 
-def _copy(adapter: Adapter) -> Adapter:
-    twin = Adapter(adapter.config, adapter.model, adapter.specs)
-    twin.load_state_dict(adapter.state_dict())
-    return twin
+def kernels(latent: Tensor, patch: int) -> list[SDPBackend]:
+    """Which attention a step may use; at nano's 48 tokens the plain one is faster backwards on a CPU."""
+    if latent.device.type == "cpu" and latent[0, 0].numel() >= FUSED_FROM * patch**2:
+        return [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+    return KERNELS[latent.device.type]
 
 
 class AdapterTask:
+    """An adapter of nano or anima, on prepared pairs (`data`), or for nano on pairs the renderer makes.
+
+    Options: model, adapter (a name in `snapref.config`), adapter_changes, data, init (a bundle to go on from), base
+    (file of anima's), weights (folder of nano's files), dtype (of the base), recompute (gradient checkpointing),
+    shift and spread of sigma, jitter of the reference's place, unseen (a prepared folder of held-out pairs), vae,
+    previews (rows of the panel), gap (pairs of the held-out loss).
+    """
+
     def __init__(self, config: RunConfig):
         torch.manual_seed(config.seed)
         self.config, options = config, config.options
-        folder = Path(options["weights"])
-        self.parts = FrozenParts(folder)
-        self.dit = load_model(folder / "base.safetensors", NANO, torch.float32)
-        if start := options.get("init"):
-            adapter = load_bundle(start, NANO)
-        else:
-            adapter = Adapter(adapter_config(options), NANO)
+        self.device = PartialState(cpu=not torch.cuda.is_available()).device
+        self.dit = open_base(options, self.device)
+        self.parts = FrozenParts(nano_folder(options)) if options.get("model", "nano") == "nano" else None
+        adapter = first_adapter(options, self.dit.config)
         freeze_unread(adapter)
-        self.captions = adapter.config.captions
-        self.model = AdapterStep(self.dit, adapter)
-        self.contexts = {mode: self._contexts([caption]) for mode, caption in self.captions.items()}
-        self.empty = self._contexts([""])
-        self._made: tuple[int, list] | None = None
+        self.model = AdapterStep(self.dit, adapter.to(self.device), options.get("recompute", False))
+        self.source = self._source(adapter)
+        self._unseen: Unseen | None = None
 
-    @torch.no_grad()
-    def _contexts(self, prompts: list[str]) -> Tensor:
-        return contexts(self.dit.llm_adapter, **self.parts.text(prompts), rows=NANO.text.context_rows)
+    @property
+    def reads_disk(self) -> bool:
+        return self.source.reads_disk
+
+    def _source(self, adapter: Adapter):
+        if folder := self.config.options.get("data"):
+            pairs = PreparedPairs(Path(folder))
+            if pairs.model != self.dit.config.name:
+                raise ValueError(
+                    f"{folder} was prepared for {pairs.model}, this config trains {self.dit.config.name}; "
+                    "prepare the pictures with that model"
+                )
+            if hasattr(self.dit, "llm_adapter"):
+                pairs.check_base(self.dit.llm_adapter)
+            return PreparedSource(pairs, self.config.batch, self.config.seed)
+        if self.parts is None:
+            raise ValueError("anima learns from prepared pairs; give --data, a folder that `snapref prepare` made")
+        return RendererSource(self.config, self.parts, self.contexts, adapter.config.captions)
+
+    def contexts(self, prompts: list[str]) -> Tensor:
+        return nano_contexts(self.dit, self.parts, prompts)
 
     def batch(self, step: int, rank: int, world: int) -> dict[str, Tensor]:
-        count, columns, passes = self.config.batch, self.config.options["columns"], self.config.options["passes"]
-        chunk, within = divmod(step, columns * passes)
-        if self._made is None or self._made[0] != chunk:
-            self._made = (chunk, [self._make(chunk * columns + i, rank, world) for i in range(columns)])
-        turn, place = divmod(within, columns)
-        order = np.random.default_rng((self.config.seed, chunk, turn)).permutation(columns)
-        column = self._made[1][int(order[place])]
-
+        count, options = self.config.batch, self.config.options
+        pairs = self.source.batch(step, rank, world)
         rows = my_rows(count, rank, world)
         generator = torch.Generator().manual_seed((self.config.seed + 1) * 1_000_003 + step)
-        noise = torch.randn((count, *column["latent"].shape[1:]), generator=generator)[rows]
-        sigma = draw_sigmas(count, self.config.options["shift"], generator, self.config.options["spread"])[rows]
-        silent, alone = (torch.rand(count, generator=generator)[rows] for _ in range(2))
-        context = torch.where((silent < EMPTY_SHARE)[:, None, None], self.empty, column["context"])
-        return {**column, "context": context, "noise": noise, "sigma": sigma, "reads": alone >= ALONE_SHARE}
+        noise = torch.randn((count, *pairs["latent"].shape[1:]), generator=generator)[rows]
+        sigma = draw_sigmas(count, options.get("shift", 3.0), generator, options.get("spread", 1.0))[rows]
+        batch = {**pairs, "noise": noise, "sigma": sigma}
+        if any(jitter := options.get("jitter", ())):  # the same for all rows, for a call has one place
+            moved = (torch.rand(3, generator=generator) * 2 - 1).tolist()
+            place = self.model.adapter.config.place
+            batch["place"] = tuple(p + j * m for p, j, m in zip(place, jitter, moved, strict=True))
+        return batch
 
-    def _make(self, number: int, rank: int, world: int) -> dict[str, Tensor]:
-        """A batch of pairs, encoded: everything that does not learn is computed once."""
-        count = self.config.batch
-        rows, shape = range(count)[my_rows(count, rank, world)], SHAPES[number % len(SHAPES)]
-        pairs = [draw_pair(self.config.seed, number * count + i, shape=shape) for i in rows]
-        return {
-            "latent": self._latents([p.target for p in pairs]),
-            "reference": self._latents([p.reference for p in pairs]),
-            "context": self._contexts([p.prompt for p in pairs]),
-            "reference_context": torch.cat([self.contexts[p.mode] for p in pairs]),
-        }
-
-    def _latents(self, pictures: list[np.ndarray]) -> Tensor:
-        frames = torch.from_numpy(np.stack(pictures))[:, None]  # (b, 1, h, w, 3)
-        return torch.cat([self.parts.latents(part) for part in frames.split(16)])
+    def check(self, batch: dict[str, Tensor]) -> None:
+        """What is learnt is what is sampled: raises NotTheSame where it is not."""
+        dit, training = self.model.frozen
+        with sdpa_kernel(kernels(batch["latent"], dit.config.dit.patch)):
+            check_cached_equals_joint(dit, self.model.adapter, batch, training)
 
     def export(self, model: AdapterStep, path: Path) -> None:
         save_bundle(model.adapter, path, torch.float16)
+
+    def watch(self, model: AdapterStep, run: Path, step: int) -> dict[str, float]:
+        """A bundle, a panel of held-out characters, and the held-out gap, of every checkpoint."""
+        options, dit, adapter = self.config.options, self.dit, model.adapter
+        save_bundle(adapter, run / f"bundles/{step:08d}.safetensors", torch.float16)
+        if (unseen := self._unseen_pairs()) is None:
+            return {}
+        losses = unseen_losses(dit, adapter, unseen, options.get("shift", 3.0))
+        found = gap_summary(losses)
+        append_row(run / "gaps.csv", {"step": step, **{k: f"{v:.5f}" for k, v in found.items()}})
+        codec = self._codec()
+        if codec is not None and (rows := options.get("previews", 3)):
+            panel = draw_panel(dit, adapter, codec, unseen, rows)
+            (run / "previews").mkdir(exist_ok=True)
+            panel.save(run / f"previews/{step:08d}.png")
+        return {"gap": found["gap"]}
+
+    def _unseen_pairs(self) -> Unseen | None:
+        options = self.config.options
+        if self._unseen is None and (count := options.get("gap", 64)):
+            if folder := options.get("unseen"):
+                self._unseen = unseen_prepared(PreparedPairs(Path(folder), allow=True), count)
+            elif self.parts is not None:
+                self._unseen = unseen_drawn(self.parts, self.contexts, self.model.adapter.config, count)
+        return self._unseen
+
+    def _codec(self):
+        if self.parts is not None:
+            return self.parts.codec
+        if (vae := self.config.options.get("vae")) is None:
+            return None
+        return load_codec(vae, self.dit.config.codec, torch.float32, self.device)
+
+
+def open_base(options: dict, device="cpu") -> AnimaDiT:
+    """The frozen base of a config. Raises ValueError where its file is not given."""
+    name, dtype = options.get("model", "nano"), options.get("dtype", "float32")
+    for what, value, known in (("model", name, MODELS), ("dtype", dtype, DTYPES)):
+        if value not in known:
+            raise ValueError(f"{what} is {value!r}; it must be one of {', '.join(known)}")
+    path = options.get("base") or (nano_folder(options) / "base.safetensors" if name == "nano" else None)
+    if path is None:
+        raise ValueError("anima's base is not given; give --base, the path of its diffusion model")
+    return load_model(path, MODELS[name], DTYPES[dtype], device)
+
+
+def first_adapter(options: dict, model: ModelConfig) -> Adapter:
+    """What training begins with: new branches, or those of `init`. Raises ValueError where they do not fit."""
+    config = adapter_config(options)
+    if not (start := options.get("init")):
+        if before := options.get("continues"):
+            raise ValueError(f"{config.name} goes on from {before}; give --init, the bundle that {before} ended in")
+        return Adapter(config, model)
+    adapter = load_bundle(start, model)
+    for side in ("reference_rank", "target_rank"):
+        if (found := getattr(adapter.config, side)) != (wanted := getattr(config, side)):
+            raise ValueError(
+                f"{start} has {side.replace('_', ' ')} {found}, {config.name} has {wanted}; take a config of its ranks"
+            )
+    adapter.config = dataclasses.replace(adapter.config, name=config.name)
+    return adapter
+
+
+@torch.no_grad()
+def nano_contexts(dit: AnimaDiT, parts: FrozenParts, prompts: list[str]) -> Tensor:
+    """(n, k, c) on the CPU. Only nano's: at full size contexts are prepared, never made in the loop."""
+    device = next(dit.parameters()).device
+    text = {name: value.to(device) for name, value in parts.text(prompts).items()}
+    return contexts(dit.llm_adapter, **text, rows=dit.config.text.context_rows).cpu()
+
+
+def nano_folder(options: dict) -> Path:
+    return Path(options.get("weights") or FOLDER)
 
 
 def freeze_unread(adapter: Adapter) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,3 +34,8 @@ class FrozenParts:
         pixels = frames.flatten(0, 1).permute(0, 3, 1, 2).float() / 255
         latent = self.codec.encode(pixels)[:, :, 0]  # (b*f, 16, h, w)
         return latent.unflatten(0, frames.shape[:2]).transpose(1, 2)
+
+    def pictures(self, pictures: list[np.ndarray]) -> Tensor:
+        """Latents (b, 16, 1, h, w) of uint8 pictures (H, W, 3) of one size."""
+        frames = torch.from_numpy(np.stack(pictures))[:, None]
+        return torch.cat([self.latents(part) for part in frames.split(16)])

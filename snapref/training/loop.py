@@ -4,22 +4,31 @@ A step's data and noise are drawn from (seed, step) alone, never from what ran b
 exactly: the state is weights, EMA, optimizers and a step number.
 """
 
-import csv
+import dataclasses
+import json
+import math
+import shutil
 import signal
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Protocol
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
+from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel
 from tqdm.auto import tqdm
 
 from snapref.training import checkpoints
+from snapref.training.ahead import Ahead
 from snapref.training.config import RunConfig
+from snapref.training.log import Log
 from snapref.training.optimizers import make_optimizers
 
 
@@ -34,79 +43,165 @@ class Task(Protocol):
     def export(self, model: nn.Module, path: Path) -> None:
         """Write the learnt weights as the package ships them."""
 
+    # A task may also have
+    #   reads_disk: bool: a batch is read, not computed, so the next one is fetched meanwhile;
+    #   check(batch): called once before the first step; raises where training would learn something else;
+    #   watch(model, run, step) -> numbers: called by one process after each checkpoint, with the EMA weights.
 
-class NotFinite(RuntimeError):
+
+class NotFinite(ArithmeticError):
     """The loss was NaN or infinite; the last checkpoint is untouched."""
+
+
+class NotSaved(OSError):
+    """A checkpoint could not be written; the one before is untouched."""
+
+
+class NoData(OSError):
+    """A batch could not be read; the last checkpoint is untouched."""
 
 
 def train(task: Task, config: RunConfig, runs: Path, until: int | None = None) -> Path:
     """Train to `config.steps` (or stop early at step `until`), resuming a run of that name; returns the run folder.
 
-    Leaves `log.csv`, checkpoints, and `export.safetensors` (EMA weights, fp16) in runs/<name>.
-    Raises NotFinite at the first loss that is not a number.
+    Leaves `log.csv`, `config.json`, checkpoints, and `export.safetensors` (EMA weights, fp16) in runs/<name>.
+    Raises NotFinite at the first loss that is not a number, NotSaved where the disk is full and NoData where a
+    batch cannot be read, each in one sentence that says where the run goes on; ValueError for a run that was begun
+    with other settings.
     """
-    accelerator = Accelerator(mixed_precision=config.precision, cpu=not torch.cuda.is_available())
+    accelerator = Accelerator(
+        mixed_precision=config.precision, cpu=not torch.cuda.is_available(),
+        gradient_accumulation_steps=config.accumulate,
+    )
     run = runs / config.name
-    run.mkdir(parents=True, exist_ok=True)
-    ema = AveragedModel(task.model, multi_avg_fn=ema_with_warmup(config.ema), use_buffers=True)
+    if accelerator.is_main_process:
+        open_run(run, config)
+    accelerator.wait_for_everyone()
+    rank, world, device = accelerator.process_index, accelerator.num_processes, accelerator.device
+    last = checkpoints.newest(run)
+    start = checkpoints.step_of(last) if last else 0
+    stop = min(config.steps, until or config.steps)
+    if start < stop and (check := getattr(task, "check", None)):
+        check(send_to_device(task.batch(start, rank, world), device))
+
+    ema = AveragedModel(task.model, device=device, multi_avg_fn=ema_with_warmup(config.ema), use_buffers=True)
     optimizers = make_optimizers(task.model, config)
     peaks = [o.defaults["lr"] for o in optimizers]
-    model = accelerator.prepare(task.model)
-    optimizers = [accelerator.prepare_optimizer(o) for o in optimizers]
+    model, *optimizers = accelerator.prepare(task.model, *optimizers)
     accelerator.register_for_checkpointing(ema)
-
-    start = 0
-    if last := checkpoints.newest(run):
+    if last:
         accelerator.load_state(str(last))
-        start = checkpoints.step_of(last)
 
-    stop = min(config.steps, until or config.steps)
-    log = Log(run / "log.csv", start) if accelerator.is_main_process else None
+    log = Log(run / "log.csv", start, config.tensorboard) if accelerator.is_main_process else None
     bar = tqdm(total=stop, initial=start, desc=config.name, disable=log is None, mininterval=5)
+    watched: dict[str, float] = {}
     began, step = time.monotonic(), start
-    with _asked_to_stop() as asked:
+    ahead = Ahead(lambda s: task.batch(s, rank, world), stop, getattr(task, "reads_disk", False))
+    with _asked_to_stop() as asked, ahead:
         while step < stop:
-            batch = task.batch(step, accelerator.process_index, accelerator.num_processes)
-            out = model(**send_to_device(batch, accelerator.device))
-            accelerator.backward(out["loss"])
-            norm = accelerator.clip_grad_norm_(model.parameters(), config.clip)
-            for optimizer, peak in zip(optimizers, peaks, strict=True):
-                for group in optimizer.param_groups:  # the rate is a function of the step and has no state to save
-                    group["lr"] = peak * config.rate(step)
-                optimizer.step()
-                optimizer.zero_grad()
-            ema.update_parameters(accelerator.unwrap_model(model))
+            outs = []
+            for part in parts(read(ahead, step, run), config.accumulate):
+                with accelerator.accumulate(model):
+                    out = model(**send_to_device(part, device))
+                    accelerator.backward(out["loss"])
+                    outs.append(out)
+                    if accelerator.sync_gradients:
+                        norm = full(accelerator.clip_grad_norm_(model.parameters(), config.clip))
+                    for optimizer, peak in zip(optimizers, peaks, strict=True):
+                        for group in optimizer.param_groups:  # a function of the step, without a state to save
+                            group["lr"] = peak * config.rate(step)
+                        optimizer.step()
+                        optimizer.zero_grad()
+            ema.update_parameters(whole(accelerator.unwrap_model(model)))
             step += 1
-            numbers, interrupted = _agree(accelerator, out, asked())
-            if not torch.isfinite(torch.tensor(numbers["loss"])):
-                last = checkpoints.newest(run)
-                raise NotFinite(
-                    f"the loss is {numbers['loss']} at step {step}; lower the learning rate and run again, "
-                    f"it continues from step {checkpoints.step_of(last) if last else 0}"
-                )
+            numbers, interrupted = _agree(accelerator, outs, asked())
+            # With fp16 Accelerate lowers its loss scale and leaves out a step whose gradient is not finite.
+            finite = {"loss": numbers["loss"], "gradient": 0.0 if config.precision == "fp16" else float(norm)}
+            for what, value in finite.items():
+                if not math.isfinite(value):
+                    raise NotFinite(
+                        f"the {what} is {value} at step {step}; lower the learning rate and run again, it continues "
+                        f"from step {last_step(run)}"
+                    )
             if log:
                 seconds = time.monotonic() - began
-                log.row(step, step * config.batch, seconds, float(norm), config.rate(step - 1), numbers)
-                bar.set_postfix(loss=f"{log.smooth:.4f}", refresh=False)
+                share = ahead.waited / max(seconds, 1e-9)
+                log.row(step, step * config.batch, seconds, float(norm), config.rate(step - 1), numbers, share)
+                bar.set_postfix(loss=f"{log.smooth:.4f}", **{k: f"{v:.4f}" for k, v in watched.items()}, refresh=False)
                 bar.update()
             if step % config.save_every == 0 or step == stop or interrupted:
-                _save(accelerator, run, step)
-                if accelerator.is_main_process:
-                    task.export(ema.module, run / "export.safetensors")
+                watched = _save(accelerator, task, ema.module, run, step, config.keep)
+                if log:
+                    log.scalars(step, watched)
             if interrupted:
                 break
     bar.close()
+    if log:
+        log.close()
     accelerator.wait_for_everyone()
     accelerator.end_training()
     return run
 
 
-def _agree(accelerator: Accelerator, out: dict[str, Tensor], asked: bool) -> tuple[dict[str, float], bool]:
-    """(numbers averaged over the processes, whether any of them was asked to stop), in one exchange."""
-    numbers = [v.detach().float() for v in out.values()]
+def open_run(run: Path, config: RunConfig) -> None:
+    """Make the run's folder and note its settings. Raises ValueError where it was begun with other ones."""
+    run.mkdir(parents=True, exist_ok=True)
+    checkpoints.clear(run)
+    note = run / "config.json"
+    if note.exists() and any(run.glob("checkpoint-*")):
+        old, new = json.loads(note.read_text()), dataclasses.asdict(config)
+        for name in ("task", "batch", "seed", "optimizer"):
+            if old.get(name) != new[name]:
+                raise ValueError(
+                    f"{run} was begun with {name} {old.get(name)}, now it is {new[name]}; "
+                    "give the same value to go on, or another name for a new run"
+                )
+    aside = note.with_name(".config.json")
+    aside.write_text(json.dumps(dataclasses.asdict(config), indent=1) + "\n")
+    aside.replace(note)
+
+
+def read(ahead: Ahead, step: int, run: Path) -> dict[str, Tensor]:
+    """The step's batch. Raises NoData, saying where the run goes on once the data are back."""
+    try:
+        return ahead.batch(step)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise NoData(f"{error}; the run stopped at step {step} and continues from step {last_step(run)}") from error
+
+
+def last_step(run: Path) -> int:
+    last = checkpoints.newest(run)
+    return checkpoints.step_of(last) if last else 0
+
+
+def parts(batch: dict[str, Tensor], count: int) -> Iterator[dict[str, Tensor]]:
+    """A batch in `count` equal parts, row after row; what is no tensor goes into each of them."""
+    rows = next(len(value) for value in batch.values() if isinstance(value, Tensor))
+    for part in range(count) if count > 1 else ():
+        mine = my_rows(rows, part, count)
+        yield {k: v[mine] if isinstance(v, Tensor) else v for k, v in batch.items()}
+    if count == 1:
+        yield batch
+
+
+def whole(model: nn.Module) -> nn.Module | SimpleNamespace:
+    """The model with its whole parameters, where FSDP has split them over the processes."""
+    if not any(isinstance(p, DTensor) for p in model.parameters()):
+        return model
+    gathered = [full(p) for p in model.parameters()]
+    return SimpleNamespace(parameters=lambda: iter(gathered), buffers=model.buffers)
+
+
+def full(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _agree(accelerator: Accelerator, outs: list[dict[str, Tensor]], asked: bool) -> tuple[dict[str, float], bool]:
+    """(numbers averaged over parts and processes, whether any of them was asked to stop), in one exchange."""
+    numbers = [torch.stack([out[name].detach().float() for out in outs]).mean() for name in outs[0]]
     asks = torch.tensor(float(asked), device=accelerator.device)
     *means, stops = accelerator.reduce(torch.stack([*numbers, asks]), "mean").tolist()
-    return dict(zip(out, means, strict=True)), stops > 0
+    return dict(zip(outs[0], means, strict=True)), stops > 0
 
 
 def ema_with_warmup(decay: float):
@@ -128,17 +223,43 @@ def my_rows(batch: int, rank: int, world: int) -> slice:
     return slice(rank * batch // world, (rank + 1) * batch // world)
 
 
-def _save(accelerator: Accelerator, run: Path, step: int) -> None:
-    aside = run / f"aside-{step}"
-    accelerator.save_state(str(aside))
-    accelerator.wait_for_everyone()
+def _save(accelerator: Accelerator, task: Task, averaged: nn.Module, run: Path, step: int, keep: int) -> dict:
+    """A checkpoint and the exported weights; returns what `task.watch` saw. Raises NotSaved in every process."""
+    aside, watched, failure = run / f"aside-{step}", {}, None
+    try:
+        accelerator.save_state(str(aside))
+    except (OSError, RuntimeError, SafetensorError) as error:  # each library has its own word for a full disk
+        failure = error
+    _all_well(accelerator, failure, run, step)
     if accelerator.is_main_process:
-        checkpoints.finish(aside, run, step)
-    accelerator.wait_for_everyone()
+        try:
+            checkpoints.finish(aside, run, step, keep)
+            task.export(averaged, run / "export.safetensors")
+            if watch := getattr(task, "watch", None):
+                watched = watch(averaged, run, step)
+        except (OSError, SafetensorError) as error:
+            failure = error
+    _all_well(accelerator, failure, run, step)
+    return watched
+
+
+def _all_well(accelerator: Accelerator, failure: Exception | None, run: Path, step: int) -> None:
+    """Raises NotSaved in every process if there was a failure in any, having removed what was half written."""
+    failed = torch.tensor(float(failure is not None), device=accelerator.device)
+    if accelerator.reduce(failed, "sum").item() == 0:
+        return
+    if accelerator.is_main_process:
+        checkpoints.clear(run)
+    reason = f"{failure}".split("\n")[0] if failure else "another process failed"
+    free = shutil.disk_usage(run).free / 1e9
+    raise NotSaved(
+        f"the checkpoint of step {step} cannot be written to {run} ({reason}; {free:.2f} GB are free); make room and "
+        f"run again, it continues from step {last_step(run)}"
+    ) from failure
 
 
 @contextmanager
-def _asked_to_stop():
+def _asked_to_stop() -> Iterator[Callable[[], bool]]:
     """A function that says whether Ctrl-C or SIGTERM came; the loop ends at the next step with a checkpoint."""
     came = []
     before = {s: signal.signal(s, lambda *_: came.append(1)) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -147,34 +268,3 @@ def _asked_to_stop():
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
-
-
-class Log:
-    """log.csv, a row a step; rows past the step that a resumed run starts from are dropped."""
-
-    def __init__(self, path: Path, start: int):
-        self.path, self.smooth, self._names = path, float("nan"), None
-        kept = []
-        if path.exists() and start:
-            with path.open() as f:
-                kept = [r for r in csv.DictReader(f) if int(r["step"]) <= start]
-        self._file = path.open("w", newline="")
-        if kept:
-            self._open(list(kept[0]))
-            self._writer.writerows(kept)
-
-    def _open(self, names: list[str]):
-        self._writer = csv.DictWriter(self._file, names, extrasaction="ignore", lineterminator="\n")
-        self._writer.writeheader()
-        self._names = names
-
-    def row(self, step, samples, seconds, norm, rate, numbers: dict[str, float]):
-        row = {"step": step, "samples": samples, "seconds": f"{seconds:.1f}", "norm": f"{norm:.4f}"}
-        row["rate"] = f"{rate:.4f}"
-        row |= {k: f"{v:.5f}" for k, v in numbers.items()}
-        if self._names is None:
-            self._open(list(row))
-        self._writer.writerow(row)
-        self._file.flush()
-        loss = numbers["loss"]
-        self.smooth = loss if self.smooth != self.smooth else 0.98 * self.smooth + 0.02 * loss

@@ -1,4 +1,6 @@
-"""Which parameter learns by which optimizer: Muon for the matrices inside, AdamW for everything else."""
+"""Which parameter learns by which optimizer: Muon for the inner matrices and AdamW for the rest, or AdamW alone."""
+
+import importlib
 
 import torch
 from torch import nn
@@ -14,13 +16,29 @@ def learns_by_muon(name: str, parameter: nn.Parameter) -> bool:
 
 
 def make_optimizers(model: nn.Module, config: RunConfig) -> list[torch.optim.Optimizer]:
-    """[Muon, AdamW], without an empty one; only parameters that require a gradient."""
+    """[Muon, AdamW], without an empty one, or one AdamW; only parameters that require a gradient.
+
+    Raises ValueError where the 8-bit AdamW is asked for and bitsandbytes is not installed.
+    """
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    matrices = [p for n, p in named if learns_by_muon(n, p)]
-    others = [p for n, p in named if not learns_by_muon(n, p)]
+    adamw = {"lr": config.adamw_lr, "betas": (0.9, 0.95), "weight_decay": config.adamw_weight_decay}
+    if config.optimizer == "adamw8bit":
+        return [eight_bit()([p for _, p in named], **adamw)]
+    matrices = [p for n, p in named if config.optimizer == "muon" and learns_by_muon(n, p)]
+    others = [p for n, p in named if config.optimizer != "muon" or not learns_by_muon(n, p)]
     optimizers = []
     if matrices:
         optimizers.append(torch.optim.Muon(matrices, lr=config.muon_lr, weight_decay=config.muon_weight_decay))
     if others:
-        optimizers.append(torch.optim.AdamW(others, lr=config.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0))
+        optimizers.append(torch.optim.AdamW(others, **adamw))
     return optimizers
+
+
+def eight_bit() -> type[torch.optim.Optimizer]:
+    """bitsandbytes' AdamW, whose two moments take one byte each."""
+    try:
+        return importlib.import_module("bitsandbytes").optim.AdamW8bit
+    except ImportError:
+        raise ValueError(
+            "optimizer adamw8bit needs bitsandbytes, which is not installed; pip install bitsandbytes, or take adamw"
+        ) from None

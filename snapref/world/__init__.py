@@ -25,7 +25,7 @@ from .prompts import (
     unknown_tags,
     visible_attributes,
 )
-from .render import render, render_clip, render_pair, render_regions
+from .render import render, render_clip, render_pair, render_pair_regions, render_regions
 from .scenes import POSES_IN, Scene, next_frame, scene
 from .vocabulary import (
     ATTRIBUTE_OF,
@@ -47,6 +47,6 @@ __all__ = [
     "HELD_BACK", "IDENTITY", "OUTDOORS", "PAIR_APPEARANCE", "PATTERNS", "POSES_IN", "QUALITY_TAGS", "SCENE",
     "SCENE_ORDER", "SIDES", "SIZES", "SPLITS", "Sample", "Scene", "UNBIASED", "VOCABULARY", "character",
     "colours_of", "delta_e", "held_back", "known_tags", "nearest_tags", "next_frame", "pair_tags", "parse",
-    "prompt", "render", "render_clip", "render_pair", "render_regions", "sample", "sample_pair", "scene",
-    "split_of", "split_prompt", "tags", "unknown_tags", "visible_attributes",
+    "prompt", "render", "render_clip", "render_pair", "render_pair_regions", "render_regions", "sample",
+    "sample_pair", "scene", "split_of", "split_prompt", "tags", "unknown_tags", "visible_attributes",
 ]

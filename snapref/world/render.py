@@ -17,6 +17,7 @@ from .styles import STYLES
 
 # Figure units per 1/128 of the height, and the picture row (share) where her chin is.
 FRAMINGS = {"full body": (1.0, None), "upper body": (1.24, 0.61), "portrait": (1.62, 0.77)}
+PAIR_PLACES = (0.26, 0.74)  # where two stand, as shares of the width
 SOLES = 0.955  # row where she stands in full body, as a share of the height
 
 
@@ -32,8 +33,8 @@ def render(character: Character, scene: Scene, size: tuple[int, int] = (128, 96)
 def render_pair(left: Character, right: Character, scene: Scene, size: tuple[int, int] = (96, 128),
                 scale: float = 1) -> np.ndarray:
     """Both characters side by side, in the left one's art style."""
-    places = ((left, colours_of(left), 0.26), (right, colours_of(right), 0.74))
-    return _render(places, scene, size, scale)
+    people = [(person, colours_of(person), share) for person, share in zip((left, right), PAIR_PLACES, strict=True)]
+    return _render(people, scene, size, scale)
 
 
 def render_clip(character: Character, scene: Scene, seed=0, size: tuple[int, int] = (128, 96),
@@ -48,14 +49,28 @@ def render_regions(character: Character, scene: Scene,
 
     The picture is drawn in two versions of one colour; where they differ most, that colour is seen.
     """
-    character = replace(character, artist="@flatline", pattern="plain")
-    own, regions = colours_of(character), {}
-    for name in ("hair", "outfit", "eyes", "skin"):
-        pair = [_render([(character, replace(own, **{name: colour}), 0.5)], scene, size, 1).astype(np.int16)
-                for colour in ((0.35, 0.10, 30.0), (0.90, 0.10, 200.0))]
-        change = np.abs(pair[0] - pair[1]).sum(axis=-1)
-        regions[name] = change > 0.8 * max(int(change.max()), 200)
-    return regions
+    return _regions([character], (0.5,), scene, size)[0]
+
+
+def render_pair_regions(left: Character, right: Character, scene: Scene,
+                        size: tuple[int, int] = (96, 128)) -> list[dict[str, np.ndarray]]:
+    """`render_regions` of both characters of a `render_pair` picture, left and right."""
+    return _regions([left, right], PAIR_PLACES, scene, size)
+
+
+def _regions(people: list[Character], shares, scene: Scene, size: tuple[int, int]) -> list[dict[str, np.ndarray]]:
+    people = [replace(person, artist="@flatline", pattern="plain") for person in people]
+    own, found = [colours_of(person) for person in people], []
+    for i in range(len(people)):
+        found.append({})
+        for name in ("hair", "outfit", "eyes", "skin"):
+            drawn = []
+            for colour in ((0.35, 0.10, 30.0), (0.90, 0.10, 200.0)):
+                shown = [replace(c, **{name: colour}) if j == i else c for j, c in enumerate(own)]
+                drawn.append(_render(list(zip(people, shown, shares, strict=True)), scene, size, 1).astype(np.int16))
+            change = np.abs(drawn[0] - drawn[1]).sum(axis=-1)
+            found[i][name] = change > 0.8 * max(int(change.max()), 200)
+    return found
 
 
 def _render(people, scene: Scene, size: tuple[int, int], scale: float) -> np.ndarray:

@@ -1,0 +1,156 @@
+"""Weights that live away from the device: the same bits, one block at a time, everything home afterwards."""
+
+import subprocess
+import sys
+import weakref
+
+import pytest
+import torch
+from pipeline_case import TINY, picture, tiny_adapter, tiny_parts, tiny_tokenizer
+from safetensors.torch import save_file
+
+from snapref.anima.offload import at_work, bring, send_home
+from snapref.reference.bundle import save_bundle
+from snapref.sampling.opening import open_files
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict:
+    """A whole model in bf16 files, its adapter in bf16 too."""
+    folder = tmp_path_factory.mktemp("bf16")
+    model, text, codec = tiny_parts()
+
+    def put(name, module, prefix=""):
+        save_file({prefix + n: t.to(BF16).contiguous() for n, t in module.state_dict().items()}, folder / name)
+        return folder / name
+
+    tiny_tokenizer().save(str(folder / "tokenizer.json"))
+    save_bundle(tiny_adapter(), folder / "adapter.safetensors", BF16)
+    return {
+        "base": put("base.safetensors", model, "net."),
+        "text_encoder": put("text.safetensors", text.qwen, "model."),
+        "codec": put("codec.safetensors", codec),
+        "tokenizers": (folder / "tokenizer.json",) * 2,
+        "adapter": folder / "adapter.safetensors",
+    }
+
+
+def opened(files, offload: bool, dtype=torch.float32):
+    return open_files(TINY, **files, device=torch.device("cpu"), dtype=dtype, offload=offload)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, BF16])
+def test_a_run_gives_the_same_bits(files, dtype):
+    usual, away = opened(files, False, dtype), opened(files, True, dtype)
+    tensors = dict(away.model.named_parameters())
+    assert all(t.dtype == BF16 for name, t in tensors.items() if name.startswith("blocks."))
+    for reference in (None, picture()):
+        a, b = (pipe("1girl, beach", reference, steps=2, seed=3, quiet=True) for pipe in (usual, away))
+        assert torch.equal(a.latents, b.latents) and a.image.tobytes() == b.image.tobytes()
+    a, b = (pipe.encode(picture()) for pipe in (usual, away))
+    assert all(torch.equal(x, y) for p, q in zip(a.layers, b.layers, strict=True) for x, y in zip(p, q, strict=True))
+    now = dict(away.model.named_parameters())
+    assert all(now[name] is t for name, t in tensors.items()), "something did not go home"
+
+
+@torch.no_grad()
+def test_one_block_at_a_time_and_each_once_per_call(files):
+    model = opened(files, True).model
+    here, most = weakref.WeakSet(), []
+
+    def count(block, inputs):
+        here.update(t for t in block.parameters())
+        most.append(sum(t.nbytes for t in here if t.dtype == torch.float32))
+
+    for block in model.blocks:
+        block.register_forward_pre_hook(count)
+    one = 2 * sum(t.nbytes for t in model.blocks[0].parameters())  # fp32 of bf16
+    model(torch.zeros(1, 16, 1, 4, 4), torch.ones(1), torch.zeros(1, 12, 32))
+    assert most == [one] * TINY.dit.blocks
+    assert model.visits.bytes_moved == one * TINY.dit.blocks
+
+
+@torch.no_grad()
+def test_a_failing_block_goes_home_too(files):
+    model = opened(files, True).model
+    homes = [*model.parameters()]
+    handle = model.blocks[1].mlp.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.zeros(1, 16, 1, 4, 4), torch.ones(1), torch.zeros(1, 12, 32))
+    handle.remove()
+    assert all(a is b for a, b in zip(homes, model.parameters(), strict=True))
+
+
+def test_the_language_model_is_away_before_the_first_step(files):
+    pipe = opened(files, True)
+    embed = pipe.text.qwen.embed_tokens
+    seen = []
+    pipe.text.qwen.register_forward_pre_hook(lambda *_: seen.append(embed.weight.dtype))
+    during = []
+    pipe("1girl", steps=1, quiet=True, callback=lambda *_: during.append(embed.weight.dtype))
+    assert set(seen) == {torch.float32} and during == [BF16]
+
+
+def test_at_work_leaves_other_modules_alone_and_may_be_nested():
+    linear = torch.nn.Linear(2, 2)
+    weight = linear.weight
+    with at_work(linear) as same:
+        assert same is linear and linear.weight is weight
+    send_home(linear, torch.device("cpu"), torch.float64)
+    with at_work(linear), at_work(linear):
+        assert linear.weight.dtype == torch.float64
+    assert linear.weight is weight
+    with pytest.raises(ZeroDivisionError), at_work(linear):
+        raise ZeroDivisionError
+    assert linear.weight is weight
+
+
+def test_integers_keep_their_dtype():
+    module = torch.nn.Module()
+    module.register_buffer("count", torch.ones(2, dtype=torch.int64))
+    assert bring(module, torch.device("cpu"), torch.float16)[module, "count"].dtype == torch.int64
+
+
+@torch.no_grad()
+def test_fp16_stays_near_fp32():
+    """Weights and sublayers in fp16, residual stream in fp32: within 2 in 1000 of the largest value."""
+    whole, _, _ = tiny_parts()
+    half = type(whole)(TINY).eval()
+    half.load_state_dict(whole.state_dict())
+    half.half()
+    generator = torch.Generator().manual_seed(0)
+    latent, context = torch.randn(2, 16, 1, 8, 6, generator=generator), torch.randn(2, 12, 32, generator=generator)
+    for sigma in (1.0, 0.5, 0.01):
+        exact = whole(latent, torch.full((2,), sigma), context)
+        assert (half(latent, torch.full((2,), sigma), context) - exact).abs().max() <= 2e-3 * exact.abs().max()
+
+
+LOADING = """
+import resource, sys, torch
+from snapref.files.loader import build, read_tensors
+class Large(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(1024, 2048, bias=False) for _ in range(24))
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before = peak()
+mapped = build(Large, read_tensors(sys.argv[1]), sys.argv[1], torch.bfloat16)
+first = peak()
+del mapped
+wide = build(Large, read_tensors(sys.argv[1]), sys.argv[1], torch.float32)
+print(first - before, peak() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux only")
+def test_loading_makes_no_second_copy(tmp_path):
+    path = tmp_path / "large.safetensors"
+    save_file({f"layers.{i}.weight": torch.zeros(2048, 1024, dtype=BF16) for i in range(24)}, path)
+    size = path.stat().st_size  # 100 MB
+    run = subprocess.run([sys.executable, "-c", LOADING, path], capture_output=True, text=True, check=True)
+    as_stored, cast = map(int, run.stdout.split())
+    # As stored: the mapped file itself. Cast: the file and the fp32 tensors, with room for one tensor's work.
+    assert as_stored < 1.2 * size and cast < (1 + 2) * size + 0.3 * size
