@@ -89,7 +89,8 @@ def test_every_setting_is_an_option(tiny):
         "s_noise": 0.5, "noise_device": "cpu", "guidance": 2.0, "apg_eta": 0.5, "apg_momentum": -0.5,
         "apg_threshold": 9.0, "cfg_rescale": 0.5, "strength": 0.5, "mode": "char", "ref_caption": "smile",
         "fidelity": 0.5, "ref_guidance": 2.0, "ref_start": 0.1, "ref_end": 0.9, "ref_megapixels": 0.001,
-        "block_weights": "0:0.5,1-:1", "cache_form": "fp8", "layout": "stitch", "stitch_direction": "down", "stitch_spacing": 2, "stitch_colour": "black",
+        "block_weights": "0:0.5,1-:1", "cache_form": "fp8", "layout": "stitch",
+        "stitch_direction": "down", "stitch_spacing": 2, "stitch_colour": "black",
     }  # fmt: skip
     assert {f.name for f in dataclasses.fields(Settings)} == {
         *values, "ref_in_uncond", "weights", "stitch_match"
