@@ -118,7 +118,30 @@ def controls(
     report["two_characters"] = two_report(evaluator.pipe, pairs, seed, steps)
     tell(report, control_table, as_json, out)
     draw_controls(report).savefig(figure, dpi=110)
+    page = readme.read_text(encoding="utf-8")  # anew: the run was long, and somebody may have written on it
     readme.write_text(fill(page, {"controls": control_table(report)}), encoding="utf-8")
+
+
+@app.command()
+def thinning(
+    n: Annotated[int, typer.Option("--n", help="Held-out characters.")] = 96,
+    seed: Seed = 0,
+    steps: Steps = None,
+    folder: Folder = None,
+    adapter: Adapter = None,
+    as_json: AsJson = False,
+    out: Out = Path("figures/thinning.json"),
+    figure: Annotated[Path, typer.Option(help="The curves.")] = Path("figures/thinning.png"),
+) -> None:
+    """Identity against bytes and time when a reference keeps a share of its tokens, by ways of choosing them."""
+    from snapref.evaluation.runs import Evaluator
+    from snapref.evaluation.thinning import draw_thinning, thinning_report, thinning_table
+
+    evaluator = Evaluator(folder, adapter, seed, steps, quiet=as_json)
+    tagger, pipe = evaluator.tagger, evaluator.pipe
+    report = thinning_report(pipe, tagger, evaluator.cases(n), seed=seed, steps=steps, quiet=as_json)
+    tell(report, thinning_table, as_json, out)
+    draw_thinning(report).savefig(figure, dpi=110)
 
 
 @app.command("all")
@@ -141,6 +164,7 @@ def everything(
     fill(page, dict.fromkeys(TABLES, ""))  # a wrong page should not cost the long run
     report = Evaluator(folder, adapter, seed, steps, quiet=as_json).everything(n, pairs)
     tell(report, lambda found: "\n\n".join(all_tables(found).values()), as_json, out)
+    page = readme.read_text(encoding="utf-8")  # anew: the run was long, and somebody may have written on it
     readme.write_text(fill(page, all_tables(report)), encoding="utf-8")
 
 
@@ -161,6 +185,36 @@ def forward(as_json: AsJson = False) -> None:
             f"{r.diffusers_ms:.1f} ms, ratio {r.ratio:.3f} (quartiles {r.ratio_low:.3f} to {r.ratio_high:.3f} "
             f"of {r.rounds} rounds, {r.threads} threads)"
         )
+
+
+@bench.command("attention")
+def attention(
+    width: Annotated[int, typer.Option(help="Features per token.")] = 2048,
+    heads: Annotated[int, typer.Option(help="Heads that share the width.")] = 16,
+    blocks: Annotated[int, typer.Option(help="Blocks that are timed.")] = 1,
+    size: Annotated[str, typer.Option(help="WIDTHxHEIGHT of the picture being made.")] = "832x1216",
+    ref_size: Annotated[str, typer.Option(help="WIDTHxHEIGHT of the reference.")] = "832x1216",
+    steps: Annotated[int, typer.Option(help="Over which reading the reference is spread.")] = 28,
+    rounds: Annotated[int, typer.Option(help="In which each row is timed once.")] = 5,
+    minutes: Annotated[float, typer.Option(help="After which no further round begins.")] = 60.0,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Instead of fp32.")] = False,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """What reading a reference costs a step, row by row, against the plain step and its arithmetic floor."""
+    from snapref.evaluation.bench_attention import bench_attention, bench_text, job_of
+
+    sides = [sides_of(name, text) for name, text in (("size", size), ("ref-size", ref_size))]
+    job = job_of(width, heads, blocks, *sides, steps=steps, rounds=rounds, minutes=minutes, bf16=bf16)
+    tell(bench_attention(job, quiet=as_json), bench_text, as_json, out)
+
+
+def sides_of(name: str, text: str) -> tuple[int, int]:
+    """(height, width) of WIDTHxHEIGHT."""
+    width, _, height = text.lower().partition("x")
+    if not all(side.isdigit() and int(side) and int(side) % 16 == 0 for side in (width, height)):
+        raise ValueError(f"{name} is {text!r}; give WIDTHxHEIGHT in pixels, multiples of 16, such as 832x1216")
+    return int(height), int(width)
 
 
 @bench.command("train")

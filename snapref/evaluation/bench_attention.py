@@ -1,0 +1,267 @@
+"""What reading a reference costs a step of sampling, against the plain step and against the arithmetic it needs.
+
+A step is two branches of guidance through full-width blocks. Every row, the plain step and the attentions that
+bound them from below are timed in turn, in one run, so that a busy machine is busy for all of them.
+"""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from snapref.anima.init import initialise
+from snapref.anima.lowrank import Branch
+from snapref.anima.model import AnimaDiT
+from snapref.config import BASE, V1A, AdapterConfig, DiTConfig
+from snapref.evaluation.bench_forward import randomised
+from snapref.evaluation.floor import Product, Stopwatch, Stream, block_products
+from snapref.reference.branches import Adapter
+from snapref.reference.cache import PictureGroup, ReferenceCache
+from snapref.reference.compact import compacted
+from snapref.reference.fingerprint import Fingerprint, PicturePrint
+from snapref.sampling.denoiser import Denoiser
+from snapref.sampling.settings import Settings
+
+SIGMA = 0.7
+
+
+@dataclass(frozen=True)
+class Job:
+    """Sizes are (height, width) in pixels, 16 to a token."""
+
+    dit: DiTConfig = field(default_factory=lambda: replace(BASE.dit, blocks=1))
+    adapter: AdapterConfig = V1A
+    size: tuple[int, int] = (1216, 832)
+    ref_size: tuple[int, int] = (1216, 832)
+    context_rows: int = 512
+    steps: int = 28  # over which reading the reference and merging the branch are spread
+    rounds: int = 5
+    minutes: float = 60.0  # after which no further round begins
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def tokens(self) -> int:
+        return self.size[0] * self.size[1] // 256
+
+    @property
+    def reference(self) -> int:
+        return self.ref_size[0] * self.ref_size[1] // 256
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way of reading."""
+
+    name: str
+    settings: dict = field(default_factory=dict)
+    pictures: int = 1
+    form: str = "whole"
+    weight: float = 1.0
+    halves: bool = False  # the first picture is read by the left half, the second by the right one
+    merged: bool = True
+    share: float = 1.0  # of the reference's tokens that are kept
+
+    def attentions(self, job: Job) -> Counter[Product]:
+        """The self-attentions of a block of one step that cannot be avoided, each branch with its own keys."""
+        read = job.tokens + round(job.reference * self.share) * (1 if self.halves else self.pictures)
+        reads = 2 if self.settings.get("ref_in_uncond") else 1
+        found: Counter[Product] = Counter()
+        for keys, branches in ((read, reads), (job.tokens, 2 - reads)):
+            if branches:
+                # Halves of the queries with half of the references each: as much as all queries with one.
+                found[attention(job, keys)] += branches
+        return found
+
+
+ROWS = (
+    Row("default"),
+    Row("both branches read", {"ref_in_uncond": True}),
+    Row("weight 0.7", weight=0.7),
+    Row("two pictures", pictures=2),
+    Row("two pictures, left and right", pictures=2, halves=True),
+    Row("fp8", form="fp8"),
+    Row("half the tokens", form="thin:0.5", share=0.5),
+    Row("target branch not merged", merged=False),
+)
+
+
+def attention(job: Job, keys: int) -> Product:
+    return Product("attend", job.tokens, keys, job.dit.heads, job.dit.head_dim)
+
+
+class Setting:
+    """A model with random weights, what its adapter reads from a random picture, and the calls to time."""
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.generator = torch.Generator().manual_seed(0)
+        config = replace(BASE, dit=job.dit, text=None)
+        model = randomised(initialise(AnimaDiT(config), self.generator), self.generator)
+        self.model = model.to(job.dtype).eval().requires_grad_(False)
+        self.adapter = Adapter(job.adapter, config).to(job.dtype).requires_grad_(False)
+        for parameter in self.adapter.parameters():
+            parameter.normal_(std=0.02, generator=self.generator)
+        self.latent, self.picture = (self.random(1, 16, 1, h // 8, w // 8) for h, w in (job.size, job.ref_size))
+        self.contexts = [self.random(1, job.context_rows, job.dit.context_width) for _ in range(2)]
+        self.layers = self.read()
+        self.caches: dict[str, ReferenceCache] = {}
+
+    def random(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator).to(self.job.dtype)
+
+    @torch.no_grad()
+    def read(self) -> list[tuple[Tensor, Tensor]]:
+        """All blocks in full: of the model's 28, one alone ends at its keys and values."""
+        x, emb, lora, angles = self.model.enter(self.picture, torch.zeros(1), self.adapter.config.place)
+        offered = []
+        for block, branch in zip(self.model.blocks, self.adapter.reference, strict=True):
+            x, pair = block.forward_and_offer(x, emb, lora, self.contexts[0], angles, branch=branch)
+            offered.append(pair)
+        return offered
+
+    def cache(self, row: Row) -> ReferenceCache:
+        """As `encode_reference` leaves it: in memory of its own, pictures side by side. Made once."""
+        if row.name in self.caches:
+            return self.caches[row.name]
+        mark = PicturePrint("bench", tuple(self.picture.shape[2:]), self.adapter.config.place, "cs", "")
+        print_ = Fingerprint("bench", "bench", str(self.job.dtype).removeprefix("torch."), (mark,))
+        layers = tuple(tuple(side.contiguous() for side in pair) for pair in self.layers)
+        one = ReferenceCache(layers, (PictureGroup(self.job.reference, row.weight),), print_)
+        self.caches[row.name] = ReferenceCache.concat([compacted(one, row.form)] * row.pictures)
+        return self.caches[row.name]
+
+    def denoiser(self, row: Row | None) -> Denoiser:
+        """What one run of sampling calls once per step; None: the plain model."""
+        settings = Settings(guidance=4.5, apg_eta=1.0, apg_momentum=0.0, apg_threshold=0.0, cfg_rescale=0.0,
+                            **(row.settings if row else {}))  # fmt: skip
+        positive, negative = ([context] for context in self.contexts)
+        common = (positive, negative, settings, self.job.steps)
+        if row is None:
+            return Denoiser(self.model, *common)
+        target: Branch = self.adapter.target
+        regions = None
+        if row.halves:
+            height, width = (side // 16 for side in self.job.size)
+            left = (torch.arange(width) < width // 2).repeat(height)
+            regions = [(left, ~left)]
+        model = self.model if row.merged else partial(self.model, branch=target)
+        return Denoiser(model, *common, [self.cache(row)], target if row.merged else None, regions)
+
+    def step(self, denoiser: Denoiser) -> Callable[[], object]:
+        def call():
+            denoiser.step = 0  # the window of reading is the whole run, however long the bench is
+            return denoiser(self.latent, SIGMA)
+
+        return call
+
+
+def reading_floor(job: Job) -> Counter[Product]:
+    """Products of reading a picture, in all blocks."""
+    stream = Stream(job.reference, job.reference, job.adapter.reference_rank, job.adapter.reference_targets, False)
+    forward, _ = block_products(job.dit, stream, job.context_rows, False, False)
+    return Counter({product: count * job.dit.blocks for product, count in forward.items()})
+
+
+@torch.no_grad()
+def bench_attention(job: Job | None = None, rows=ROWS, quiet: bool = False) -> dict:
+    """Rounds in which the plain step, reading, every row and every attention are timed once.
+
+    Returns {"rows": [{name, ratio, floor, over_floor, …}], …}. ratio: the row's step, with its share of reading, over
+    the plain step of its round. floor: the same with nothing but the attentions and products that the row adds,
+    timed by themselves. over_floor: (ratio − 1) / (floor − 1), what is added over what must be. Each is a median
+    with its quartiles.
+    """
+    job = job or Job()
+    setting, watch = Setting(job), Stopwatch(job.dtype, torch.device("cpu"))
+    reading_least = watch.seconds(reading_floor(job))
+    calls = {product: watch.call(product) for row in rows for product in row.attentions(job)}
+    calls[attention(job, job.tokens)] = watch.call(attention(job, job.tokens))
+    times: list[dict] = []
+    setting.step(setting.denoiser(None))()  # the first call of a shape costs more
+    end = time.monotonic() + 60 * job.minutes
+    for number in tqdm(range(job.rounds), desc="rounds", disable=quiet):
+        if number and time.monotonic() > end:
+            break
+        found: dict = {"read": seconds(setting.read)}
+        found |= {product: seconds(call) for product, call in calls.items()}
+        order = [None, *rows]
+        for row in order[number % len(order):] + order[:number % len(order)]:
+            with ExitStack() as stack:
+                denoiser = stack.enter_context(setting.denoiser(row))
+                begun = time.perf_counter()
+                denoiser.set_target(denoiser.reading(0))
+                found["merge", row and row.name] = time.perf_counter() - begun
+                found[row and row.name] = seconds(setting.step(denoiser))
+        times.append(found)
+    return {
+        "rows": [row_report(job, row, times, reading_least) for row in rows],
+        "plain_seconds": middle(found[None] for found in times),
+        "read_over_plain": spread(found["read"] / found[None] for found in times),
+        "width": job.dit.width, "heads": job.dit.heads, "blocks": job.dit.blocks, "tokens": job.tokens,
+        "reference_tokens": job.reference, "context_rows": job.context_rows, "steps": job.steps,
+        "rounds": len(times), "dtype": str(job.dtype).removeprefix("torch."), "threads": torch.get_num_threads(),
+    }  # fmt: skip
+
+
+def row_report(job: Job, row: Row, times: list[dict], reading_least: float) -> dict:
+    plain, ratios, floors = attention(job, job.tokens), [], []
+    for found in times:
+        once = row.pictures * found["read"] + found["merge", row.name]
+        ratios.append((found[row.name] + once / job.steps) / found[None])
+        # The attention of the plain step in the same round, for both branches, is not added.
+        added = sum(count * found[product] for product, count in row.attentions(job).items()) - 2 * found[plain]
+        least = job.dit.blocks * added + row.pictures * reading_least / job.steps
+        floors.append(1 + least / found[None])
+    over = [(ratio - 1) / (floor - 1) for ratio, floor in zip(ratios, floors, strict=True)]
+    return {"name": row.name, "ratio": spread(ratios), "floor": spread(floors), "over_floor": spread(over)}
+
+
+def seconds(call: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+def middle(values) -> float:
+    return round(statistics.median(values), 4)
+
+
+def spread(values) -> dict:
+    """{"median", "quartiles"}; of a single value, itself."""
+    values = [*values]
+    low, centre, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return {"median": round(centre, 4), "quartiles": [round(low, 4), round(high, 4)]}
+
+
+def bench_text(report: dict) -> str:
+    """The report for a person, a line a row."""
+    head = "{blocks} block(s) of width {width}, {tokens} target and {reference_tokens} reference tokens, {dtype}, " \
+           "{threads} thread(s), {rounds} rounds; reading spread over {steps} steps".format(**report)  # fmt: skip
+    lines = [head]
+    for row in report["rows"]:
+        ratio, (low, high) = row["ratio"]["median"], row["ratio"]["quartiles"]
+        lines.append(
+            f"{row['name']:30} {ratio:.3f} × plain (quartiles {low:.3f} to {high:.3f}), "
+            f"floor {row['floor']['median']:.3f}, added {row['over_floor']['median']:.2f} × its floor"
+        )
+    return "\n".join(lines)
+
+
+def job_of(width: int, heads: int, blocks: int, size: tuple[int, int], ref_size: tuple[int, int],
+           steps: int, rounds: int, minutes: float, bf16: bool) -> Job:  # fmt: skip
+    """Raises ValueError for what makes no model or no run."""
+    if width % heads or width // heads % 8:
+        raise ValueError(f"width is {width} with {heads} heads; give a multiple of 8 for each head, as 2048 with 16")
+    for name, value in (("blocks", blocks), ("rounds", rounds), ("steps", steps)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}; give at least 1")
+    return Job(replace(BASE.dit, width=width, heads=heads, blocks=blocks), size=size, ref_size=ref_size,
+               steps=steps, rounds=rounds, minutes=minutes,
+               dtype=torch.bfloat16 if bf16 else torch.float32)  # fmt: skip
