@@ -86,8 +86,8 @@ def png(picture) -> bytes:
 
 
 def still(picture, alt: str) -> None:
-    """Show a figure or picture as one PNG with a text for readers who cannot see it."""
-    _display({}, png(picture), alt)
+    """Show a figure, a picture or PNG bytes as one PNG with a text for readers who cannot see it."""
+    _display({}, picture if isinstance(picture, bytes) else png(picture), alt)
 
 
 def live(widget, picture, alt: str) -> None:

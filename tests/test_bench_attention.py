@@ -1,0 +1,91 @@
+"""The bench of reading: its rows, its floors, and what it refuses. How long anything takes is not tested."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from snapref.anima.attention import KeyGroup, attend
+from snapref.cli import app
+from snapref.evaluation.bench_attention import ROWS, Setting, attention, bench_text, job_of, row_report
+
+SIZES = {"size": (64, 32), "ref_size": (32, 64), "steps": 28, "rounds": 2, "minutes": 1.0, "bf16": False}
+
+
+def tiny_job(**changes):
+    return job_of(64, 2, 1, **SIZES | changes)
+
+
+def test_floors_count_each_branch_with_its_own_keys():
+    job = tiny_job()
+    own, read, thin, two = (attention(job, keys) for keys in (8, 16, 12, 24))
+    found = {row.name: row.attentions(job) for row in ROWS}
+    assert found["default"] == found["weight 0.7"] == found["fp8"] == Counter({own: 1, read: 1})
+    assert found["both branches read"] == Counter({read: 2})
+    assert found["half the tokens"] == Counter({own: 1, thin: 1})
+    assert found["two pictures"] == Counter({own: 1, two: 1})
+    assert found["two pictures, left and right"] == Counter({own: 1, read: 1})
+
+
+def test_rows_read_what_they_say():
+    """Merged as unmerged, halves as all, fp8 nearly as whole, every other row differently."""
+    setting = Setting(tiny_job())
+    answers = {}
+    for row in (None, *ROWS):
+        with setting.denoiser(row) as denoiser:
+            answers[row and row.name] = setting.step(denoiser)()
+    default = answers["default"]
+
+    def apart(name):
+        return ((answers[name] - default).norm() / default.norm()).item()
+
+    assert apart("target branch not merged") < 1e-5
+    assert 0 < apart("fp8") < 0.05
+    halves = "two pictures, left and right"  # here the same picture twice: each half reads what all read
+    assert apart(halves) < 1e-5
+    others = {row.name for row in ROWS} - {"default", "fp8", "target branch not merged", halves}
+    assert all(apart(name) > 1e-5 for name in (None, *others))
+
+
+def test_ratios_of_known_times():
+    job = tiny_job()
+    own, read = attention(job, 8), attention(job, 16)
+    found = {None: 10.0, "default": 11.2, "read": 5.6, ("merge", "default"): 0.0, own: 1.0, read: 2.0}
+    report = row_report(job, ROWS[0], [found, found], reading_least=2.8)
+    assert report["ratio"]["median"] == pytest.approx((11.2 + 5.6 / 28) / 10)
+    assert report["floor"]["median"] == pytest.approx(1 + (1 + 2.8 / 28) / 10)
+    assert report["over_floor"]["median"] == pytest.approx(1.4 / 1.1, abs=1e-4)
+
+
+def test_command():
+    words = "bench attention --width 64 --heads 2 --size 32x64 --ref-size 32x32 --rounds 2 --json".split()
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    report = json.loads(result.stdout)
+    assert [row["name"] for row in report["rows"]] == [row.name for row in ROWS]
+    assert (report["tokens"], report["reference_tokens"], report["rounds"]) == (8, 4, 2)
+    assert all(name in bench_text(report) for name in ("default", "fp8", "half the tokens"))
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--size", "830x1216"], "size is '830x1216'; give WIDTHxHEIGHT in pixels, multiples of 16"),
+    (["--ref-size", "0x16"], "ref-size is '0x16'; give WIDTHxHEIGHT"),
+    (["--width", "100"], "width is 100 with 16 heads; give a multiple of 8 for each head"),
+    (["--rounds", "0"], "rounds is 0; give at least 1"),
+])  # fmt: skip
+def test_refusals(words, said):
+    result = CliRunner().invoke(app, ["bench", "attention", *words])
+    assert said in f"{result.exception}{result.output}"
+
+
+@pytest.mark.parametrize("rows", [(0,), (1,), (1, 2), (0, 2)])
+def test_rows_that_read_are_written_in_place(rows):
+    """A batch in which some rows read is those rows alone and the others alone."""
+    q, k, v = torch.randn(3, 3, 2, 5, 8, generator=torch.Generator().manual_seed(0))
+    group = KeyGroup(torch.randn(1, 2, 4, 8), torch.randn(1, 2, 4, 8), rows=rows)
+    together = attend(q, k, v, [group])
+    for row in range(3):
+        one = slice(row, row + 1)
+        read = [KeyGroup(group.k, group.v)] if row in rows else []
+        assert torch.allclose(together[one], attend(q[one], k[one], v[one], read), atol=1e-6)
