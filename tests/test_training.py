@@ -199,3 +199,13 @@ def test_unread_parameters_are_taken_out_of_training():
     frozen = {n for n, p in adapter.named_parameters() if not p.requires_grad}
     last = NANO.dit.blocks - 1
     assert len(frozen) == 12 and all(n.startswith(f"ref.blocks.{last}.") for n in frozen)
+
+
+def test_no_pair_shows_a_held_out_character(monkeypatch):
+    """A "char" reference has another art style, and so another attribute set, which has a split of its own."""
+    from snapref.world import split_of
+
+    seen = []
+    monkeypatch.setattr("snapref.training.pairs.render", lambda person, *rest: seen.append(person))
+    modes = {draw_pair(5, i).mode for i in range(120)}
+    assert modes == {"cs", "char"} and {split_of(person) for person in seen} == {"adapter"}

@@ -16,10 +16,10 @@ from snapref.evaluation.cases import SCENE_PROMPT, SIZE, Case
 from snapref.evaluation.flatness import clipped
 from snapref.evaluation.samples import starting_noise
 from snapref.evaluation.stats import estimate, rounded
+from snapref.lab.guidance_view import saturation as saturation_of
 from snapref.sampling.pipeline import Pipeline
 from snapref.training.pairs import STYLES
 from snapref.world import prompt, render
-from snapref.world.palette import to_lab
 
 Pictures = Callable[[Case], list[np.ndarray]]
 
@@ -112,8 +112,7 @@ def draw_control(
 
 def saturation(pictures: np.ndarray) -> np.ndarray:
     """(n,): mean CIELAB chroma of pictures uint8 (n, h, w, 3)."""
-    lab = to_lab(pictures)
-    return np.hypot(lab[..., 1], lab[..., 2]).mean(axis=(1, 2))
+    return np.array([saturation_of(picture) for picture in pictures])
 
 
 def control_report(

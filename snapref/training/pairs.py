@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from snapref.world import HELD_BACK, IDENTITY, SIZES, Scene, character, render, scene, tags
+from snapref.world import HELD_BACK, IDENTITY, SIZES, Scene, character, render, scene, split_of, tags
 
 SILENT = 0.70  # of prompts that name no appearance and no outfit; the others name some of it
 CHAR = 0.4  # of pairs in mode "char": the reference has another art style, and the prompt names the target's
@@ -33,7 +33,10 @@ def draw_pair(seed: int, index: int, split: str = "adapter", shape: str = "portr
     prompt = ", ".join(tags(person, after, appearance=named, style=style, ground=bool(rng.random() < 0.3)))
     shown = person
     if mode == "char":
-        shown = replace(person, artist=str(rng.choice([a for a in STYLES if a != person.artist])))
+        # In another style she is another attribute set, which may be held out from this training.
+        others = [replace(person, artist=artist) for artist in STYLES if artist != person.artist]
+        allowed = [other for other in others if split_of(other) == split_of(person)]
+        shown = allowed[int(rng.integers(len(allowed)))] if allowed else person
     return Pair(render(shown, before, SIZES["portrait"]), render(person, after, SIZES[shape]), prompt, mode)
 
 
