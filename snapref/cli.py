@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 import snapref
 from snapref.evaluation.commands import app as evaluate
 from snapref.evaluation.commands import bench, compare_checkpoints
-from snapref.files.commands import download, inspect
+from snapref.files.commands import convert, download, inspect
 from snapref.sampling.commands import plan
 from snapref.training.commands import app as train
 from snapref.training.commands import datagen, merge, prepare
@@ -46,6 +46,7 @@ app.add_typer(bench, name="bench")
 app.command()(plan)
 app.command("compare-checkpoints")(compare_checkpoints)
 app.command()(inspect)
+app.command()(convert)
 app.command()(download)
 app.command()(datagen)
 app.command()(prepare)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from snapref.anima.attention import KeyGroup, attend
 from snapref.cli import app
-from snapref.evaluation.bench_attention import ROWS, Setting, attention, bench_text, job_of, row_report
+from snapref.evaluation.bench_attention import ROWS, Setting, attention, bench_text, job_of, reading_floor, row_report
 
 SIZES = {"size": (64, 32), "ref_size": (32, 64), "steps": 28, "rounds": 2, "minutes": 1.0, "bf16": False}
 
@@ -52,11 +52,20 @@ def test_rows_read_what_they_say():
 def test_ratios_of_known_times():
     job = tiny_job()
     own, read = attention(job, 8), attention(job, 16)
-    found = {None: 10.0, "default": 11.2, "read": 5.6, ("merge", "default"): 0.0, own: 1.0, read: 2.0}
-    report = row_report(job, ROWS[0], [found, found], reading_least=2.8)
+    reading = reading_floor(job)
+    each = 1.8 / (reading.total() - reading[own])  # the attention of reading is as large as the target's own
+    found = dict.fromkeys(reading, each) | {own: 1.0, read: 2.0}
+    found |= {None: 10.0, "default": 11.2, "read": 5.6, ("merge", "default"): 0.0}
+    report = row_report(job, ROWS[0], [found, found])
     assert report["ratio"]["median"] == pytest.approx((11.2 + 5.6 / 28) / 10)
     assert report["floor"]["median"] == pytest.approx(1 + (1 + 2.8 / 28) / 10)
     assert report["over_floor"]["median"] == pytest.approx(1.4 / 1.1, abs=1e-4)
+    unmerged = next(row for row in ROWS if not row.merged)
+    small = unmerged.beside(job)
+    assert small.total() == 2 * len(job.adapter.target_targets) and not ROWS[0].beside(job)
+    found |= dict.fromkeys(small, 0.1) | {unmerged.name: 12.0, ("merge", unmerged.name): 0.0}
+    report = row_report(job, unmerged, [found])
+    assert report["floor"]["median"] == pytest.approx(1 + (1 + 8 * 0.1 + 2.8 / 28) / 10)
 
 
 def test_command():

@@ -21,7 +21,9 @@ def test_tiny_run_reports_and_leaves_nothing(tmp_path):
     assert report["seconds"].keys() == {"write", "load", "reference", "draw"}
     tokens = (64 // 16) ** 2
     assert report["reference_bytes"] == 2 * 3 * tokens * 64 * 4
-    assert report["peak_bytes"] >= report["peak_before_loading"] > 0
+    peaks = [*report["peak_until"].values()]
+    assert [*report["peak_until"]] == ["imports", "load", "reference", "draw"]
+    assert 0 < peaks[0] and peaks == sorted(peaks) and peaks[-1] <= report["peak_bytes"]
     assert json.loads(json.dumps(report)) == report
     assert "ABOVE" in room.as_text(report)  # a miniature's files are nothing beside torch itself
     assert "within 1.25" in room.as_text(report | {"peak_ratio": 1.2})

@@ -1,5 +1,6 @@
 """The guidance board without a browser, and what its figures measure."""
 
+import asyncio
 import io
 import warnings
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import torch
 from PIL import Image
 from pipeline_case import TINY
 
+from snapref.lab import soon
 from snapref.lab.guidance_board import SLIDERS, GuidanceBoard
 from snapref.lab.guidance_view import WAYS, arrows_picture, curve_picture, measure, saturation
 from snapref.lab.plots import png
@@ -147,3 +149,15 @@ def test_the_arrows_end_where_guidance_and_apg_do():
     assert labels["guided"] == labels["eta 1"] == pytest.approx((8, 1))
     assert labels["eta 0"] == pytest.approx((6.4, -0.2))
     assert labels["along"] == pytest.approx((4.8, 3.6)) and labels["across"] == pytest.approx((5.2, 1.4))
+
+
+def test_a_held_arrow_key_makes_one_drawing(board, pipe, monkeypatch):
+    monkeypatch.setattr(soon, "PAUSE", 0.01)
+
+    async def hold():
+        for value in (5, 6, 7):
+            board.controls["guidance"].value = value
+        await asyncio.sleep(0.1)
+
+    asyncio.run(hold())
+    assert [settings.guidance for settings in pipe.drawn] == [4, 4, 7]

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from pipeline_case import TINY, TINY_ADAPTER, tiny_pipeline
 
-from snapref.lab import board as board_module
+from snapref.lab import soon
 from snapref.lab.board import Board, sentence
 from snapref.lab.comparison import PREVIEW_EVERY, WITH, WITHOUT, Comparer
 from snapref.lab.picker import ReferencePicker, file_bytes, style
@@ -143,7 +143,7 @@ def test_an_interrupt_is_told(board, pipe):
 
 
 def test_changes_close_together_make_one_drawing(board, pipe, monkeypatch):
-    monkeypatch.setattr(board_module, "PAUSE", 0.01)
+    monkeypatch.setattr(soon, "PAUSE", 0.01)
 
     async def hold_the_arrow_key():
         for value in (0.9, 0.8, 0.7):
@@ -156,7 +156,7 @@ def test_changes_close_together_make_one_drawing(board, pipe, monkeypatch):
 
 
 def test_draw_does_not_wait_for_a_drawing_asked_for_before(board, pipe, monkeypatch):
-    monkeypatch.setattr(board_module, "PAUSE", 0.01)
+    monkeypatch.setattr(soon, "PAUSE", 0.01)
 
     async def change_and_press():
         board.controls["strength"].value = 0.9

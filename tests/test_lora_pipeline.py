@@ -25,7 +25,7 @@ from snapref.files.lora import LoraError
 from snapref.files.places import find_lora
 from snapref.reference.branches import Adapter, MergeError
 from snapref.reference.bundle import save_bundle
-from snapref.reference.cache import CacheError
+from snapref.reference.cache import CacheError, ReferenceCache
 from snapref.sampling.pipeline import Pipeline
 from snapref.sampling.samplers import Cancelled
 from snapref.sampling.settings import read_record
@@ -105,6 +105,20 @@ def test_beside_and_inside_the_weights_are_the_same_run(pipe, tmp_path):
 def test_every_kind_of_module_changes_the_picture(pipe, modules, tmp_path):
     pipe.add_lora(lora_file(tmp_path, modules=modules))
     assert (draw(pipe).latents - base_run().latents).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize(("modules", "part"), [(MODULES[:1], "base"), ((LANGUAGE,), "language model")])
+def test_a_reference_read_without_the_lora_is_refused(pipe, modules, part, tmp_path):
+    cache = pipe.encode(picture())
+    cache.save(tmp_path / "reference.safetensors")
+    pipe.add_lora(lora_file(tmp_path, modules=modules))
+    for old in (cache, ReferenceCache.load(tmp_path / "reference.safetensors")):
+        with pytest.raises(CacheError, match=f"encoded with another {part}; encode the picture again"):
+            draw(pipe, reference=old)
+    fresh = pipe.encode(picture())
+    assert any(f"the {part}" in words for words in cache.fingerprint.differences(fresh.fingerprint))
+    pipe.remove_lora()
+    draw(pipe, reference=cache, steps=1)
 
 
 def test_strength_zero_and_zero_matrices_are_the_base_to_the_bit(pipe, tmp_path):

@@ -83,14 +83,42 @@ def test_a_failing_block_goes_home_too(files):
     assert all(a is b for a, b in zip(homes, model.parameters(), strict=True))
 
 
-def test_the_language_model_is_away_before_the_first_step(files):
+def test_layers_that_read_the_prompt_come_one_at_a_time(files):
     pipe = opened(files, True)
-    embed = pipe.text.qwen.embed_tokens
-    seen = []
-    pipe.text.qwen.register_forward_pre_hook(lambda *_: seen.append(embed.weight.dtype))
-    during = []
-    pipe("1girl", steps=1, quiet=True, callback=lambda *_: during.append(embed.weight.dtype))
-    assert set(seen) == {torch.float32} and during == [BF16]
+    tensors = [*pipe.text.qwen.parameters(), *pipe.model.llm_adapter.parameters()]
+    assert {t.dtype for t in tensors} == {BF16}
+    wide = []
+
+    def told(layer, inputs, output):  # called when the layer has computed
+        wide.append((output.dtype, {t.dtype for t in tensors + [*layer.parameters()]}))
+
+    for linear in (pipe.text.qwen.layers[0].self_attn.q_proj, pipe.model.llm_adapter.blocks[0].mlp[0]):
+        linear.register_forward_hook(told)
+    pipe("1girl", steps=1, quiet=True)
+    assert wide == [(torch.float32, {BF16})] * 4  # two prompts: computed in fp32, and home again at once
+
+
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_a_failing_layer_goes_home_too(by_layer):
+    module = torch.nn.Sequential(torch.nn.Embedding(3, 2), torch.nn.Linear(2, 2), torch.nn.Tanh())
+    homes, seen = [*module.parameters()], []
+    send_home(module.to(BF16), torch.device("cpu"), torch.float32, by_layer)
+    ids = torch.tensor([0, 2])
+    with at_work(module), torch.no_grad():
+        right = module(ids)
+
+    def interrupt(*_):
+        seen.append(1)
+        raise KeyboardInterrupt
+
+    module[2].forward = interrupt
+    with pytest.raises(KeyboardInterrupt), at_work(module):
+        module(ids)
+    del module[2].forward
+    assert seen and all(a is b for a, b in zip(homes, module.parameters(), strict=True))
+    assert not any("forward" in vars(part) for part in module.modules())
+    with torch.no_grad():
+        assert right.dtype == torch.float32 and torch.equal(right, module.float()(ids))
 
 
 def test_at_work_leaves_other_modules_alone_and_may_be_nested():

@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 from snapref.cli import app
 from snapref.config import BASE
 from snapref.sampling import memory
-from snapref.sampling.memory import GB, Ask, OutOfMemory, advice, make_plan, working_bytes
+from snapref.sampling.advice import OutOfMemory, advice
+from snapref.sampling.memory import GB, Ask, make_plan
+from snapref.sampling.working import working_bytes
 
 SMALL = Ask(TINY, torch.float32, (64, 48))
 
@@ -39,7 +41,9 @@ def test_parts_weigh_what_the_tensors_weigh():
     plan = make_plan(SMALL)
     blocks = sum(p.nbytes for p in model.blocks.parameters())
     assert part(plan, "model: blocks") == blocks
-    assert part(plan, "model: embedders") == sum(p.nbytes for p in model.parameters()) - blocks
+    reader = sum(p.nbytes for p in model.llm_adapter.parameters())
+    assert part(plan, "model: text adapter") == reader
+    assert part(plan, "model: embedders") == sum(p.nbytes for p in model.parameters()) - blocks - reader
     assert part(plan, "text encoder") == sum(p.nbytes for p in text.qwen.parameters())
     assert part(plan, "codec") == sum(p.nbytes for p in codec.parameters())
     cache = tiny_pipeline().encode(picture(size=(64, 64)))
@@ -78,7 +82,7 @@ def test_advice_adds_up_until_it_fits():
     ask = dataclasses.replace(SMALL, batch=3, ref_megapixels=1.0)
     least = make_plan(dataclasses.replace(ask, batch=1, ref_megapixels=0.5)).peak
     said = advice(ask, least)
-    assert "drawing 48x64 with 1 reference(s) needs about" in said and "then it is" in said
+    assert "drawing 48x64 with 1 reference needs about" in said and "then it is" in said
     assert "draw one prompt at a time and set ref_megapixels=0.5" in said
     assert "even so" in advice(ask, 1000) and advice(ask, 1000).count("draw 24x32") <= 1
 
@@ -89,7 +93,7 @@ def test_running_out_of_memory_is_one_sentence_after_the_plan(capsys):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    with pytest.raises(OutOfMemory, match=r"^out of memory: drawing 48x64 with 1 reference\(s\) needs about") as caught:
+    with pytest.raises(OutOfMemory, match=r"^out of memory: drawing 48x64 with 1 reference needs about") as caught:
         pipe(["1girl", "1girl, beach"], picture(), size=(64, 48), steps=1, quiet=True, callback=full)
     assert "draw one prompt at a time" in str(caught.value)
     assert "peak while drawing" in capsys.readouterr().err

@@ -421,8 +421,10 @@ check(doubled, [((0.5,), (3.0, 1.0)), ((0.0,), (2.0, 1.0)), ((0.9,), (11.0, 1.0)
 # %% [markdown]
 # ## Exercise 3 · APG with a limit (harder, 12 minutes)
 #
-# APG has one more control: a difference longer than `limit` is first cut to that length, per sample. Write it, for
-# tensors shaped (b, …).
+# The paper has two more controls. With a momentum $\beta$ (`apg_momentum`) the difference of a step is itself plus
+# $\beta$ times that of the step before; $\beta$ below 0 takes back a part of what was pushed last, above 0 the pushes
+# add up. With a limit (`apg_threshold`, 0 for none) a difference that is longer is cut to that length, per sample.
+# Both come before the split. Write the limit, for tensors shaped (b, …).
 #
 # <details><summary>Hint</summary>
 #

@@ -231,7 +231,8 @@ still(bars, "Stacked bars of GB for four ways to hold Anima, five phases each, w
 # stays at home does count).
 
 # %%
-from snapref.sampling.memory import GB, advice, make_plan
+from snapref.sampling.advice import advice
+from snapref.sampling.memory import GB, make_plan
 
 for card, room in zip(CARDS, (15, 7.4, 7.4, 23), strict=True):  # a driver and a desktop have taken theirs
     plan = make_plan(card.ask())

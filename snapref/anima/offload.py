@@ -1,8 +1,8 @@
 """Weights that live at home, in host memory or in a mapped file, and visit the device only while they are used.
 
     model.visits = Visits(device, dtype)      # the blocks of a DiT, one after the other
-    send_home(qwen, device, torch.float32)    # a whole module: the language model between prompts
-    with at_work(qwen): …
+    send_home(codec, device, torch.float32)   # a module that is called now and then: the codec between pictures
+    with at_work(codec): …
 
 Whatever lives at home keeps its dtype there: a bf16 file that is computed with in fp32 takes no memory of its
 own in fp32 beyond what is visiting. A run gives the same bits as one whose weights never move.
@@ -70,43 +70,91 @@ class Visits:
         return brought
 
 
-def send_home(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """The same module, which from now on computes on `device` in `dtype` inside `at_work` only."""
+def send_home(module: nn.Module, device: torch.device, dtype: torch.dtype, by_layer: bool = False) -> nn.Module:
+    """The same module, which from now on computes on `device` in `dtype` inside `at_work` only.
+
+    by_layer: not the whole of it comes then, but every layer for the time of its own call; an embedding is looked
+    up in its home's dtype. For modules whose weights are read by their own layers alone.
+    """
     module.works_at = (torch.device(device), dtype)
+    module.visits_by_layer = by_layer
     return module
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where a module computes, wherever its weights live."""
+    place = getattr(module, "works_at", None)
+    return place[0] if place else next(module.parameters()).device
+
+
+def dtype_of(module: nn.Module) -> torch.dtype:
+    """What a module computes in, whatever its weights are stored in."""
+    place = getattr(module, "works_at", None)
+    return place[1] if place else next(module.parameters()).dtype
 
 
 @contextmanager
 def at_work(module: nn.Module):
     """Within this block a module that was sent home is on its device; any other one is where it always is."""
     place = getattr(module, "works_at", None)
-    if place is None:
+    if place is None or getattr(module, "is_at_work", False):  # an inner `at_work` finds it there
         yield module
         return
-    module.works_at = None  # an inner `at_work` finds it there
+    module.is_at_work = True
     try:
-        with exchanged(bring(module, *place)):
+        with visiting_layers(module, *place) if module.visits_by_layer else exchanged(bring(module, *place)):
             yield module
     finally:
-        module.works_at = place
+        module.is_at_work = False
+
+
+@contextmanager
+def visiting_layers(module: nn.Module, device: torch.device, dtype: torch.dtype):
+    """Within this block every layer that holds tensors brings them for its own call; the module's own are there."""
+    inside = [part for part in module.modules() if part is not module]
+    layers = [part for part in inside if any(t is not None for t in own_tensors(part).values())]
+
+    def visiting(layer: nn.Module, compute):
+        lookup = isinstance(layer, nn.Embedding)  # casting what was looked up is casting before, of far less
+
+        def forward(*inputs, **options):
+            with exchanged(bring(layer, device, None if lookup else dtype, recurse=False)):
+                found = compute(*inputs, **options)
+            return found.to(dtype) if lookup else found
+
+        return forward
+
+    for layer in layers:
+        layer.forward = visiting(layer, layer.forward)
+    try:
+        with exchanged(bring(module, device, dtype, recurse=False)):
+            yield
+    finally:
+        for layer in layers:
+            del layer.forward
 
 
 @torch.no_grad()
-def bring(module: nn.Module, device: torch.device, dtype: torch.dtype) -> Brought:
+def bring(module: nn.Module, device: torch.device, dtype: torch.dtype | None, recurse: bool = True) -> Brought:
     """All tensors of a module on a device, cast there; those that need neither are the module's own.
 
-    fp8 weights and their scales keep their dtypes (`Float8Linear`), integers too.
+    fp8 weights and their scales keep their dtypes (`Float8Linear`), integers too; dtype None keeps all.
+    recurse: those of its parts too.
     """
     brought = {}
-    for part in module.modules():
-        for own in (part._parameters, part._buffers):
-            for name, tensor in own.items():
-                if tensor is None:
-                    continue
-                kept = tensor.dtype in FLOAT8 or name == "weight_scale" or not tensor.is_floating_point()
-                moved = tensor.detach().to(device, non_blocking=True)
-                brought[part, name] = moved if kept else moved.to(dtype)
+    for part in module.modules() if recurse else (module,):
+        for name, tensor in own_tensors(part).items():
+            if tensor is None:
+                continue
+            kept = tensor.dtype in FLOAT8 or name == "weight_scale" or not tensor.is_floating_point()
+            moved = tensor.detach().to(device, non_blocking=True)
+            brought[part, name] = moved if kept or dtype is None else moved.to(dtype)
     return brought
+
+
+def own_tensors(part: nn.Module) -> dict[str, Tensor | None]:
+    """Parameters and buffers that a module holds itself."""
+    return {**part._parameters, **part._buffers}
 
 
 @contextmanager

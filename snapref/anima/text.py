@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from snapref.anima.offload import at_work
+from snapref.anima.offload import at_work, device_of
 from snapref.anima.prompt import weighted_segments
 from snapref.anima.rope import apply_rope, sequence_angles
 from snapref.config import TextConfig
@@ -163,9 +163,10 @@ class TextEncoder:
         """The context of one prompt: (1, context_rows or longer, c)."""
         tokens = self.tokenize(prompt)
         with at_work(self.qwen):
-            qwen_ids = torch.tensor([tokens.qwen_ids], device=self.qwen.device)
+            qwen_ids = torch.tensor([tokens.qwen_ids], device=device_of(self.qwen))
             source = self.qwen(input_ids=qwen_ids, use_cache=False).last_hidden_state  # (1, r, c')
-        weight = self.adapter.embed.weight
-        answer = self.adapter(torch.tensor([tokens.t5_ids], device=weight.device), source.to(weight.device))
-        answer = answer * torch.tensor(tokens.t5_weights, device=weight.device, dtype=answer.dtype)[:, None]
+        device = device_of(self.adapter)
+        with at_work(self.adapter):
+            answer = self.adapter(torch.tensor([tokens.t5_ids], device=device), source.to(device))
+        answer = answer * torch.tensor(tokens.t5_weights, device=device, dtype=answer.dtype)[:, None]
         return pad_rows(answer, self.config.context_rows)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from snapref.anima.offload import dtype_of
+
 # Pictures up to this area (1536 x 1536 and a little more) are worked on whole; beyond it in tiles, so that
 # memory stops growing with the picture.
 WHOLE_UP_TO = 2_400_000
@@ -40,7 +42,7 @@ class QwenImageVAE(nn.Module):
         height, width = pixels.shape[-2:]
         if height % side or width % side:
             raise ValueError(f"picture is {width}x{height} px; both sides must be multiples of {side}")
-        pixels = (pixels * 2 - 1).unsqueeze(2).to(self.vae.dtype)  # (b, 3, 1, h, w)
+        pixels = (pixels * 2 - 1).unsqueeze(2).to(dtype_of(self))  # (b, 3, 1, h, w)
         mean = torch.cat([self.encode_one(picture) for picture in pixels.split(1)]).float()
         centre, spread = self.statistics(mean.device)
         return (mean - centre) / spread
@@ -52,7 +54,7 @@ class QwenImageVAE(nn.Module):
         f > 1 frames give (b, 3, f, h, w), each as if alone.
         """
         centre, spread = self.statistics(latent.device)
-        raw = (latent.float() * spread + centre).to(self.vae.dtype)
+        raw = (latent.float() * spread + centre).to(dtype_of(self))
         frames = raw.transpose(1, 2).flatten(0, 1).unsqueeze(2)  # (b·f, 16, 1, h, w)
         decoded = torch.cat([self.decode_one(frame) for frame in frames.split(1)]).squeeze(2)
         pixels = (decoded.float() / 2 + 0.5).clamp(0, 1)  # (b·f, 3, H, W)

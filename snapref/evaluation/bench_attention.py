@@ -22,7 +22,7 @@ from snapref.anima.model import AnimaDiT
 from snapref.config import BASE, V1A, AdapterConfig, DiTConfig
 from snapref.evaluation.bench_forward import randomised
 from snapref.evaluation.floor import Product, Stopwatch, Stream, block_products
-from snapref.reference.branches import Adapter
+from snapref.reference.branches import Adapter, linear_shapes
 from snapref.reference.cache import PictureGroup, ReferenceCache
 from snapref.reference.compact import compacted
 from snapref.reference.fingerprint import Fingerprint, PicturePrint
@@ -77,6 +77,17 @@ class Row:
             if branches:
                 # Halves of the queries with half of the references each: as much as all queries with one.
                 found[attention(job, keys)] += branches
+        return found
+
+    def beside(self, job: Job) -> Counter[Product]:
+        """The small products of a block of one step where the target branch stays beside the weights."""
+        found: Counter[Product] = Counter()
+        if not self.merged:
+            rank, tokens = job.adapter.target_rank, 2 * job.tokens
+            for name in job.adapter.target_targets:
+                outputs, inputs = linear_shapes(job.dit)[name]
+                found[Product("forward", tokens, inputs, rank)] += 1
+                found[Product("forward", tokens, rank, outputs)] += 1
         return found
 
 
@@ -180,9 +191,11 @@ def bench_attention(job: Job | None = None, rows=ROWS, quiet: bool = False) -> d
     """
     job = job or Job()
     setting, watch = Setting(job), Stopwatch(job.dtype, torch.device("cpu"))
-    reading_least = watch.seconds(reading_floor(job))
-    calls = {product: watch.call(product) for row in rows for product in row.attentions(job)}
-    calls[attention(job, job.tokens)] = watch.call(attention(job, job.tokens))
+    products = {attention(job, job.tokens), *reading_floor(job)}
+    products |= {product for row in rows for product in (*row.attentions(job), *row.beside(job))}
+    calls = {product: watch.call(product) for product in products}
+    for call in calls.values():
+        call()
     times: list[dict] = []
     setting.step(setting.denoiser(None))()  # the first call of a shape costs more
     end = time.monotonic() + 60 * job.minutes
@@ -201,7 +214,7 @@ def bench_attention(job: Job | None = None, rows=ROWS, quiet: bool = False) -> d
                 found[row and row.name] = seconds(setting.step(denoiser))
         times.append(found)
     return {
-        "rows": [row_report(job, row, times, reading_least) for row in rows],
+        "rows": [row_report(job, row, times) for row in rows],
         "plain_seconds": middle(found[None] for found in times),
         "read_over_plain": spread(found["read"] / found[None] for found in times),
         "width": job.dit.width, "heads": job.dit.heads, "blocks": job.dit.blocks, "tokens": job.tokens,
@@ -210,13 +223,15 @@ def bench_attention(job: Job | None = None, rows=ROWS, quiet: bool = False) -> d
     }  # fmt: skip
 
 
-def row_report(job: Job, row: Row, times: list[dict], reading_least: float) -> dict:
-    plain, ratios, floors = attention(job, job.tokens), [], []
+def row_report(job: Job, row: Row, times: list[dict]) -> dict:
+    plain, reading, beside, ratios, floors = attention(job, job.tokens), reading_floor(job), row.beside(job), [], []
     for found in times:
         once = row.pictures * found["read"] + found["merge", row.name]
         ratios.append((found[row.name] + once / job.steps) / found[None])
         # The attention of the plain step in the same round, for both branches, is not added.
         added = sum(count * found[product] for product, count in row.attentions(job).items()) - 2 * found[plain]
+        added += sum(count * found[product] for product, count in beside.items())
+        reading_least = sum(count * found[product] for product, count in reading.items())
         least = job.dit.blocks * added + row.pictures * reading_least / job.steps
         floors.append(1 + least / found[None])
     over = [(ratio - 1) / (floor - 1) for ratio, floor in zip(ratios, floors, strict=True)]

@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 
 from snapref.evaluation.attributes import APPEARANCE, ATTRIBUTES, marks, part_means
 from snapref.evaluation.cases import SCENE_PROMPT, SIZE, Case
+from snapref.evaluation.eight_bits import in_eight_bits
 from snapref.evaluation.flatness import clipped
 from snapref.evaluation.samples import starting_noise
 from snapref.evaluation.stats import estimate, rounded
@@ -33,6 +34,7 @@ class Control:
     settings: dict = field(default_factory=dict)  # fields of Settings
     pictures: Pictures | None = None  # what is read of a case; None: nothing
     weights: tuple[float, ...] | None = None  # one per picture
+    eight_bits: str = ""  # "adapter", or "adapter and base": what is stored in fp8
     other_style: bool = False  # the prompt names another art style than the reference's, and it is the one scored
 
 
@@ -45,9 +47,10 @@ def framed(*framings: str) -> Pictures:
     return lambda case: [render(case.person, replace(case.shown_in, framing=f), SIZE) for f in framings]
 
 
+DEFAULT = "reference", "default"
 CONTROLS = (
     Control("plain", "no reference"),
-    Control("reference", "default", {}, own),
+    Control(*DEFAULT, {}, own),
     *(Control("strength", f"{s:g}", {"strength": s}, own) for s in (0.25, 0.5, 1.5, 2.0)),
     *(Control("fidelity", f"{f:g}", {"fidelity": f}, own) for f in (0.75, 0.5, 0.0)),
     *(Control("ref_guidance", f"{r:g}", {"ref_guidance": r}, own) for r in (1.0, 2.5, 4.5, 6.0)),
@@ -70,6 +73,8 @@ CONTROLS = (
     Control("cache", "fp8", {"cache_form": "fp8"}, own),
     Control("cache", "half the tokens", {"cache_form": "thin:0.5"}, own),
     Control("cache", "a quarter of the tokens", {"cache_form": "thin:0.25"}, own),
+    Control("file", "fp8 adapter", {}, own, eight_bits="adapter"),
+    Control("file", "fp8 adapter on an fp8 base", {}, own, eight_bits="adapter and base"),
 )
 
 
@@ -119,23 +124,29 @@ def control_report(
     pipe: Pipeline, tagger, cases: list[Case], controls=CONTROLS, seed: int = 0, steps: int | None = None,
     quiet: bool = False,
 ) -> dict:
-    """One JSON object: {"rows": [{group, name, identity, style, scene, saturation, clipped, time}], "n", "truth"}.
+    """One JSON object: {"n", "rows": [{group, name, identity, change, style, scene, saturation, clipped, time}]}.
 
-    identity: share of the seen identity attributes, art style apart; saturation: chroma over the true picture's;
-    time: over the plain run's, median of the batches with their range.
+    identity: share of the seen identity attributes, art style apart; change: of it, against the default row, case by
+    case; saturation: chroma over the true picture's; time: over the plain run's, median of the batches with their
+    range.
     """
     true = saturation(np.stack([case.picture for case in cases]))
     artist = ATTRIBUTES.index("artist")
-    rows = []
+    pipes = {"": pipe}
+    rows, default = [], None
     for control in tqdm(controls, desc="controls", unit="row", disable=quiet):
-        pictures, scored, ratios = draw_control(pipe, cases, control, seed, steps)
+        if control.eight_bits not in pipes:
+            pipes[control.eight_bits] = in_eight_bits(pipe, base=control.eight_bits.endswith("base"))
+        pictures, scored, ratios = draw_control(pipes[control.eight_bits], cases, control, seed, steps)
         found = marks(tagger, pictures, scored)
         looks = np.delete(found, artist, axis=1)
         identity = np.nanmean(looks[:, : len(APPEARANCE) - 1], axis=1)
+        default = identity if (control.group, control.name) == DEFAULT else default
         rows.append({
             "group": control.group,
             "name": control.name,
             "identity": estimate(identity),
+            "change": None if default is None else estimate(identity - default),
             "style": estimate(found[:, artist]),
             "scene": estimate(part_means(found)["scene"]),
             "saturation": estimate(saturation(pictures) / true),

@@ -106,11 +106,12 @@ def draw(scale: str, folder: Path) -> dict:
     config, _, _, side = SCALES[scale]
     paths = {name: folder / f"{name}.safetensors" for name in FILES}
     imported = peak_bytes()
-    times, begun = {}, time.perf_counter()
+    times, peaks, begun = {}, {}, time.perf_counter()
 
     def lap(name: str) -> None:
         nonlocal begun
         times[name], begun = round(time.perf_counter() - begun, 2), time.perf_counter()
+        peaks[name] = peak_bytes()
 
     pipe = open_files(
         config,
@@ -145,14 +146,17 @@ def draw(scale: str, folder: Path) -> dict:
         "threads": torch.get_num_threads(),
         "file_bytes": {name: path.stat().st_size for name, path in paths.items()},
         "peak_bytes": peak_bytes(),
-        "peak_before_loading": imported,
+        "peak_until": {"imports": imported} | peaks,
         "peak_ratio": round(peak_bytes() / files, 3),
         "limit": LIMIT,
     }
 
 
 def peak_bytes() -> int:
-    """The most memory that this process ever had, mapped files included (kilobytes on Linux, bytes on macOS)."""
+    """The most memory that this process ever had, mapped files included."""
+    if sys.platform == "linux":  # `ru_maxrss` there begins with what the process that started this one had
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

@@ -1,4 +1,4 @@
-"""`snapref inspect` and `snapref download`."""
+"""`snapref inspect`, `snapref download` and `snapref convert`."""
 
 import json
 from pathlib import Path
@@ -46,3 +46,18 @@ def download(
         part: [*map(str, place)] if isinstance(place, tuple) else str(place) for part, place in vars(places).items()
     }
     typer.echo(json.dumps(report) if as_json else "\n".join(f"{part}: {place}" for part, place in report.items()))
+
+
+def convert(
+    adapter: Annotated[Path, typer.Argument(help="The file of an adapter.")],
+    out: Annotated[Path, typer.Argument(help="The file to write.")],
+    to: Annotated[str, typer.Option(help="fp8 (half of 16 bits), fp16, bf16 or fp32.")] = "fp8",
+    as_json: AsJson = False,
+) -> None:
+    """Write an adapter in another number format; names and header stay as they are."""
+    from snapref.files.convert import convert_adapter
+
+    before, after = convert_adapter(adapter, out, to)
+    report = {"out": str(out), "format": to, "bytes": after, "bytes_before": before, "ratio": round(after / before, 4)}
+    sentence = f"{out}: {after:,} bytes, {after / before:.3f} of {adapter}'s"
+    typer.echo(json.dumps(report) if as_json else sentence)

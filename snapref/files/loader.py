@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from snapref.anima.codec import NanoCodec
 from snapref.anima.linear import FLOAT8
 from snapref.anima.model import AnimaDiT
-from snapref.anima.offload import Visits
+from snapref.anima.offload import Visits, send_home
 from snapref.anima.qwen import new_qwen
 from snapref.config import CodecConfig, ModelConfig, TextConfig
 from snapref.files.broken import WeightsError, opened, refuse_not_finite
 from snapref.files.keys import block_count, check_keys, join_from_diffusers, load_strict, load_vae, official, shapes
 from snapref.files.quant import is_scale, one_layout, prepare
+
+HOME = ("blocks.", "llm_adapter.")  # what stays in host memory with offload
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
@@ -49,16 +51,18 @@ def load_model(
     """Returns the diffusion model of a file, LLM adapter included, with as many blocks as the file has.
 
     dtype: what is computed in. Linears that are fp8 in the file stay fp8 in memory (`anima.linear`).
-    offload: the blocks stay in host memory, in the file's dtype, and visit the device (`anima.offload`).
+    offload: blocks and LLM adapter stay in host memory, in the file's dtype, and visit the device (`anima.offload`).
     Raises WeightsError, or KeyMismatch listing all names that do not fit.
     """
     metadata = {} if isinstance(path, tuple) or Path(path).is_dir() else read_metadata(path)
     tensors = one_layout(read_model(path), metadata, path)
     dit = dataclasses.replace(config.dit, blocks=block_count(tensors) or config.dit.blocks)
     config = dataclasses.replace(config, dit=dit)
-    model = build(lambda: AnimaDiT(config), tensors, path, dtype, device, home="blocks." if offload else None)
+    model = build(lambda: AnimaDiT(config), tensors, path, dtype, device, home=HOME if offload else ())
     if offload:
         model.visits = Visits(torch.device(device), dtype)
+        if hasattr(model, "llm_adapter"):
+            send_home(model.llm_adapter, torch.device(device), dtype, by_layer=True)
     return model
 
 
@@ -104,14 +108,14 @@ def build(
     source,
     dtype: torch.dtype | None,
     device="cpu",
-    home: str | None = None,
+    home: tuple[str, ...] = (),
 ) -> nn.Module:
     """Returns make() with the tensors as its weights, for evaluation, without gradient.
 
     The module is made without memory and takes over the tensors, which go to the device one by one and are cast
     there: the host never holds more than the mapped file. dtype None keeps each tensor's own; fp8 weights of
     linears, and their scales, always keep theirs.
-    home: names that begin with it stay on the host and keep their dtypes.
+    home: names that begin with one of these stay on the host and keep their dtypes.
     """
     with torch.device("meta"):
         module = make()
@@ -120,7 +124,7 @@ def build(
     own = module.state_dict()
     moved = {}
     for name, tensor in tensors.items():
-        if home is not None and name.startswith(home):
+        if name.startswith(home):
             # A GPU fetches from page-locked memory while it computes; from any other it would have to wait.
             moved[name] = tensor.pin_memory() if torch.device(device).type == "cuda" else tensor
             continue

@@ -141,10 +141,11 @@ def find_tokenizers(folder: Path) -> tuple[Path, Path]:
     qwen = first_of(kinds, "Qwen", b'"151643"', b'"id": 151643')
     t5 = first_of(kinds, "T5", b"<extra_id_99>")
     if qwen is None or t5 is None:
-        missing = " and ".join(name for name, found in (("Qwen's", qwen), ("T5's", t5)) if found is None)
+        missing = " and of ".join(name for name, found in (("Qwen", qwen), ("T5", t5)) if found is None)
         raise WeightsError(
-            f"{folder} holds no {missing} tokenizer (ComfyUI keeps them inside the program, comfy/text_encoders); put "
-            f"their folders into {folder / 'tokenizers'} as qwen and t5, give tokenizers=(qwen, t5), or download=True"
+            f"{folder} lacks the tokenizer of {missing} (ComfyUI keeps them inside the program, comfy/text_encoders); "
+            f"put them into {folder / 'tokenizers'} as folders qwen and t5, or give tokenizers=(qwen, t5) or "
+            "download=True"
         )
     return qwen, t5
 

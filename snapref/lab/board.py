@@ -6,7 +6,6 @@
 Core ipywidgets only (7.7 and 8). Drawing runs in the kernel's own thread, never beside a cell that draws too.
 """
 
-import asyncio
 import html
 
 import ipywidgets as widgets
@@ -16,10 +15,10 @@ from snapref.lab.comparison import WITH, WITHOUT, Comparer, Comparison
 from snapref.lab.picker import ReferencePicker
 from snapref.lab.plots import grid, live, png
 from snapref.lab.prompt_box import PromptBox
+from snapref.lab.soon import Soon
 from snapref.sampling.settings import Settings
 
 PROMPT = "1girl, beach, waving, full body"
-PAUSE = 0.25  # seconds to wait for another change before drawing: a held arrow key makes one drawing
 ZOOM = 2
 MODES = {"cs": "character and style", "char": "character only"}
 
@@ -36,12 +35,12 @@ class Board:
         self.comparer = Comparer(pipe)
         self.shown: Comparison | None = None
         self.previews: dict[str, Image.Image] = {}  # of the drawing under way
-        self.waiting: asyncio.TimerHandle | None = None
-        self.picker = ReferencePicker(start, self.request)
-        self.prompt = PromptBox(prompt, self.request)
+        self.soon = Soon(self.draw)
+        self.picker = ReferencePicker(start, self.soon)
+        self.prompt = PromptBox(prompt, self.soon)
         self.controls = controls(settings, pipe.adapter.config if pipe.adapter else None)
         for control in self.controls.values():
-            control.observe(self.request, "value")
+            control.observe(self.soon, "value")
         self.button = widgets.Button(description="draw", button_style="primary", icon="pencil")
         self.button.add_class("snapref-draw").on_click(self.draw)
         self.bar = widgets.IntProgress(min=0, max=1, layout=widgets.Layout(width="140px"))
@@ -69,19 +68,9 @@ class Board:
         self.draw()
         live(self.widget, bytes(self.picture.value), self.describe())
 
-    def request(self, change=None) -> None:
-        """Draw soon. Changes that follow one another closely make one drawing; without a loop it is now."""
-        self.cancel()
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:  # not in a notebook
-            self.draw()
-        else:
-            self.waiting = loop.call_later(PAUSE, self.draw)
-
     def draw(self, button=None) -> None:
         """Draw what the controls say now. Whatever goes wrong becomes a sentence below the pictures."""
-        self.cancel()
+        self.soon.cancel()
         try:
             self.shown = self.comparer(
                 self.prompt.prompt, self.picker.picture, self.settings(), self.progress
@@ -94,11 +83,6 @@ class Board:
             self.tell(self.shown.account, *self.shown.notices)
         self.previews = {}
         self.picture.value = png(self.sheet())
-
-    def cancel(self) -> None:
-        """Drop the drawing that is waiting, if one is."""
-        if self.waiting:
-            self.waiting.cancel()
 
     def tell(self, status: str, *notes: str) -> None:
         """Show one line beside the bar, and sentences below the pictures."""

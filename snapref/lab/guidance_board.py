@@ -15,6 +15,7 @@ from PIL import Image
 from snapref.lab.board import sentence
 from snapref.lab.guidance_view import saturation
 from snapref.lab.plots import grid, live, png, to_picture
+from snapref.lab.soon import Soon
 from snapref.sampling.settings import Settings
 
 ZOOM = 2
@@ -40,6 +41,7 @@ class GuidanceBoard:
         self.start = (settings or Settings()).resolved(pipe.config)
         self.first: Image.Image | None = None  # drawn with the settings of the start
         self.now: Image.Image | None = None
+        self.soon = Soon(self.draw)
         wide = {"layout": widgets.Layout(width="320px"), "style": {"description_width": "110px"}}
         two = self.start.ref_guidance is not None
         self.two_scales = widgets.Checkbox(two, description="two scales", **wide)
@@ -53,7 +55,7 @@ class GuidanceBoard:
             )  # fmt: skip
         self.controls["ref_guidance"].disabled = not two
         for name, control in {"two-scales": self.two_scales, **self.controls}.items():
-            control.add_class(f"snapref-guidance-{name}").observe(self.draw, "value")
+            control.add_class(f"snapref-guidance-{name}").observe(self.soon, "value")
         self.status = widgets.HTML().add_class("snapref-guidance-status")
         self.notes = widgets.HTML().add_class("snapref-guidance-notes")
         self.picture = widgets.Image(value=png(self.sheet()), layout=widgets.Layout(align_self="flex-start"))
@@ -72,6 +74,7 @@ class GuidanceBoard:
 
     def draw(self, change=None) -> None:
         """Draw what the controls say now; what goes wrong, and what is ignored, becomes a sentence."""
+        self.soon.cancel()
         self.controls["ref_guidance"].disabled = not self.two_scales.value
         self.notes.value = ""
         try:

@@ -99,8 +99,6 @@ def is_there(name: str, where: str, phase: str) -> bool:
         return False
     if kind == "text encoder":
         return phase == PHASES[0]
-    if kind == "codec" and where == "visits":
-        return phase in ("encoding the picture", "decoding")
     if kind == "reference cache":
         return PHASES.index(phase) >= 2
     return not name.startswith("target branch") or phase == "drawing"

@@ -15,7 +15,8 @@ from snapref.config import BASE, ModelConfig
 from snapref.lab.board import sentence
 from snapref.lab.memory_view import memory_bars
 from snapref.lab.plots import live, png
-from snapref.sampling.memory import GB, Ask, advice, make_plan
+from snapref.sampling.advice import advice
+from snapref.sampling.memory import GB, Ask, make_plan
 
 HELD = {"bf16": torch.bfloat16, "fp16 (T4)": torch.float16, "an fp8 file": torch.bfloat16}
 

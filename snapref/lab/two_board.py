@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw
 
 from snapref.lab.board import sentence
 from snapref.lab.plots import grid, live, png
+from snapref.lab.soon import Soon
 
 SIZE = (96, 128)  # (height, width) in pixels
 ZOOM = 3
@@ -27,6 +28,7 @@ class TwoBoard:
     def __init__(self, pipe, left, right, prompt: str, seed: int = 0):
         self.pipe, self.prompt, self.seed = pipe, prompt, seed
         self.cache = pipe.encode([left, right])
+        self.soon = Soon(self.draw)
         wide = {"layout": widgets.Layout(width="320px"), "style": {"description_width": "110px"}}
         slider = {"continuous_update": False, **wide}
         self.controls = {
@@ -36,7 +38,7 @@ class TwoBoard:
             "right": widgets.FloatSlider(1, min=0, max=2, step=0.25, description="weight, right", **slider),
         }
         for name, control in self.controls.items():
-            control.add_class(f"snapref-two-{name}").observe(self.draw, "value")
+            control.add_class(f"snapref-two-{name}").observe(self.soon, "value")
         self.status = widgets.HTML().add_class("snapref-two-status")
         blank = Image.new("RGB", SIZE[::-1], "#dddddd")
         self.picture = widgets.Image(value=png(grid([blank], zoom=ZOOM))).add_class("snapref-two-picture")
@@ -51,6 +53,7 @@ class TwoBoard:
 
     def draw(self, change=None) -> None:
         """Draw what the controls say now; what goes wrong becomes a sentence."""
+        self.soon.cancel()
         areas, weights = self.areas(), tuple(self.controls[side].value for side in ("left", "right"))
         try:
             result = self.pipe(

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from snapref.config import AdapterConfig, ModelConfig
+from snapref.files.convert import FORMATS, by_row, scaled
 from snapref.files.keys import PREFIXES
 from snapref.files.loader import read_metadata, read_tensors
 from snapref.files.weights import save_weights
 from snapref.reference.branches import Adapter, Spec, linear_shapes
 
 FORMAT = "anima_ref_kv/1"
-FP8 = torch.float8_e4m3fn
+FP8 = FORMATS["fp8"]
 
 _NAME = re.compile(
     r"(?P<side>ref|tgt)\.(?P<stem>.+)\."
@@ -114,33 +115,6 @@ def load_bundle(
     }
     adapter.load_state_dict(weights, assign=True)
     return adapter
-
-
-def by_row(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """(e4m3 (rows, columns), scales (rows, 1) fp32): matrix ≈ e4m3 · scales. A row of zeros has scale 1."""
-    matrix = matrix.detach().float()
-    largest = matrix.abs().amax(dim=1, keepdim=True)
-    scale = torch.where(largest > 0, largest / torch.finfo(FP8).max, torch.ones(()))
-    return (matrix / scale).to(FP8), scale
-
-
-def scaled(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a file with the fp8 ones multiplied out, fp32; a scale is one number or one per row."""
-    ends = {".weight_scale": ".weight", ".scale_weight": ".weight"}
-    scales = {
-        name.removesuffix(end) + own: tensor.float()
-        for name, tensor in tensors.items()
-        for end, own in ends.items()
-        if name.endswith(end)
-    }
-    found = {}
-    for name, tensor in tensors.items():
-        if name.endswith(tuple(ends)):
-            continue
-        if tensor.dtype.itemsize == 1:
-            tensor = tensor.float() * scales.get(name, torch.ones(()))
-        found[name] = tensor
-    return found
 
 
 def sorted_tensors(

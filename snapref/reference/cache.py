@@ -167,6 +167,7 @@ class ReferenceCache:
             replace(
                 first.fingerprint,
                 pictures=tuple(picture for cache in caches for picture in cache.fingerprint.pictures),
+                language_model=max(cache.fingerprint.language_model for cache in caches),  # one that is known
             ),
             None if caches[0].scales is None else joined([cache.scales for cache in caches]),
         )

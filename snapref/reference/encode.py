@@ -79,6 +79,7 @@ def encode_reference(
     pixels: Sequence[Tensor] | None = None,
     mode: str = "",
     caption: str = "",
+    language_model: str = "",
 ) -> ReferenceCache:
     """The cache of some pictures: each encoded alone, in a batch of one, all at the same place.
 
@@ -89,7 +90,7 @@ def encode_reference(
     keep: per picture None or a bool mask (r,); False tokens are deleted after encoding, so they can no longer
         be read (the kept ones have seen them).
     pixels: what each latent was made from, for the fingerprint (None: the latent stands for it).
-    mode, caption: names for the fingerprint.
+    mode, caption, language_model: for the fingerprint; the last is the hash of what made the context.
 
     A model in fp16 is widened to fp32 for this, block by block, and the result cast back.
     Raises CacheError for arguments that do not match, MergeError while a branch is merged into `dit`, and
@@ -126,7 +127,8 @@ def encode_reference(
             size=tuple(latent.shape[2:]), place=place, mode=mode, caption=caption,
             tokens="all" if keep[i] is None else hash_tensors([("keep", keep[i])]),
         )
-        fingerprint = Fingerprint(hash_module(dit), hash_module(adapter), dtype_name(dit.dtype), (mark,))
+        hashes = hash_module(dit), hash_module(adapter)
+        fingerprint = Fingerprint(*hashes, dtype_name(dit.dtype), (mark,), language_model)
         group = PictureGroup(layers[0][0].shape[2], float(weights[i]))
         caches.append(ReferenceCache(tuple(layers), (group,), fingerprint))
     return ReferenceCache.concat(caches)

@@ -34,6 +34,7 @@ class Fingerprint:
     adapter: str
     dtype: str
     pictures: tuple[PicturePrint, ...]
+    language_model: str = ""  # that read the caption; "": unknown, for whoever gave its context directly
 
     def differences(self, other: "Fingerprint") -> list[str]:
         """What differs, in words: "the adapter (1a2b… here, 3c4d… expected)"; empty when all is equal."""
@@ -42,6 +43,9 @@ class Fingerprint:
             for part in ("base", "adapter", "dtype")
             if getattr(self, part) != getattr(other, part)
         ]
+        mine, theirs = self.language_model, other.language_model
+        if mine and theirs and mine != theirs:
+            found.append(f"the language model ({short(mine)} here, {short(theirs)} expected)")
         if len(self.pictures) != len(other.pictures):
             counts = f"{len(self.pictures)} here, {len(other.pictures)} expected"
             found.append(f"the number of pictures ({counts})")

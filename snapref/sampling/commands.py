@@ -37,7 +37,8 @@ def plan(
     import torch
 
     from snapref.config import BASE, NANO
-    from snapref.sampling.memory import GB, Ask, advice, make_plan
+    from snapref.sampling.advice import advice
+    from snapref.sampling.memory import GB, Ask, make_plan
 
     configs = {"anima": BASE, "nano": NANO}
     if model not in configs:

@@ -1,22 +1,15 @@
-"""The plan of a run's memory: what is where, how many bytes, and what to lower where it does not fit.
+"""The plan of a run's memory: what is where, and how many bytes.
 
-Weights are counted from the config. What a call needs while it computes is not estimated by a formula that could
-go stale: the call itself is run on tensors without memory, and what lives at the same time is added up.
+Weights are counted from the config; what a call needs while it computes is found by `sampling.working`.
 """
 
 import dataclasses
 import functools
-import inspect
 import math
-import sys
-import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from snapref.anima.attention import KeyGroup
 from snapref.anima.codec import NanoCodec
@@ -25,14 +18,11 @@ from snapref.anima.qwen import new_qwen
 from snapref.anima.vae import QwenImageVAE
 from snapref.config import NANO_V1A, V1A, ModelConfig
 from snapref.reference.branches import linear_shapes, planned_specs
+from snapref.sampling.working import bare, dressed, working_bytes
 
 GB = 1e9
 CONTEXT = int(0.4 * GB)  # what CUDA takes for itself before the first tensor; differs a little between drivers
 ROUNDING = 1.02  # the allocator hands out whole pieces
-
-
-class OutOfMemory(MemoryError):
-    """A run that needs more than the card has, in one sentence that ends with what to lower."""
 
 
 @dataclass(frozen=True)
@@ -81,63 +71,6 @@ class Plan:
         return "\n".join(lines)
 
 
-class Living(TorchDispatchMode):
-    """Counts the bytes of what operations make and that still lives; `peak` is the most at once."""
-
-    def __init__(self):
-        super().__init__()
-        self.now = self.peak = 0
-        self.known = weakref.WeakSet()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        for tensor in tree_leaves((args, kwargs)):
-            if isinstance(tensor, torch.Tensor):
-                self.known.add(tensor.untyped_storage())  # views of weights and arguments are not ours
-        result = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and (storage := tensor.untyped_storage()) not in self.known:
-                self.known.add(storage)
-                self.now += storage.nbytes()
-                self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self.forget, storage.nbytes())
-        return result
-
-    def forget(self, size: int) -> None:
-        self.now -= size
-
-
-def working_bytes(make: Callable[[], Callable[[], object]]) -> int:
-    """Most bytes alive at once inside a call, its result included. make() builds the call, which is not counted.
-
-    Both run on tensors that have a shape and no memory.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode(), torch.no_grad():
-        call = make()
-        with Living() as living:
-            call()
-    return living.peak
-
-
-def bare(make: Callable[[], nn.Module]) -> nn.Module:
-    """A module on the meta device, to be `dressed` inside `working_bytes`."""
-    with torch.device("meta"):
-        return make().eval()
-
-
-def dressed(module: nn.Module, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """The module with tensors of the kind that is current, of its shapes, in `dtype`."""
-    for part in module.modules():
-        for name, weight in part._parameters.items():
-            if weight is not None:
-                part._parameters[name] = nn.Parameter(torch.empty(weight.shape, dtype=dtype), requires_grad=False)
-        for name, weight in part._buffers.items():
-            if weight is not None:
-                part._buffers[name] = torch.empty(weight.shape, dtype=dtype)
-    return module
-
-
 @functools.lru_cache(maxsize=64)
 def make_plan(ask: Ask) -> Plan:
     """Returns the plan of a run with guidance, reading its reference included. Costs a second or two."""
@@ -147,7 +80,8 @@ def make_plan(ask: Ask) -> Plan:
         model, qwen, codec = AnimaDiT(config), new_qwen(config.text), new_codec(config)
     block = sum(weight_bytes(name, p, ask) for name, p in model.blocks[0].named_parameters())
     blocks = block * dit.blocks
-    rest = sum(p.numel() for n, p in model.named_parameters() if not n.startswith("blocks.")) * item
+    rest = sum(p.numel() for n, p in model.named_parameters() if not n.startswith(("blocks.", "llm_adapter."))) * item
+    reader = sum(p.numel() for p in model.llm_adapter.parameters()) * item
     text, pictures = (4 * sum(p.numel() for p in module.parameters()) for module in (qwen, codec))
     specs = planned_specs(NANO_V1A if config.codec.kind == "nano" else V1A, dit.blocks) if ask.adapter else {}
     branches = sum(4 * spec.rank * sum(linear_shapes(dit)[n.split(".", 3)[3]]) for n, spec in specs.items())
@@ -161,20 +95,23 @@ def make_plan(ask: Ask) -> Plan:
     away = "host" if ask.offload else "device"
     parts = [
         Part("model: blocks", blocks, away),
-        Part("model: embedders, text adapter", rest, "device"),
-        Part("text encoder (fp32)", text, "visits"),
-        Part("codec (fp32)", pictures, "visits" if ask.offload else "device"),
+        Part("model: embedders", rest, "device"),
+        Part("model: text adapter", reader, away),
+        Part("text encoder (fp32)", text, "host" if ask.offload else "visits"),
+        Part("codec (fp32)", pictures, away),
         Part("adapter, both branches", branches, "device"),
         Part("target branch in the weights", merged, "device"),
         Part(f"reference cache, {ask.references * tokens} tokens", cache, "device"),
         Part("two visiting blocks", visiting, "device"),
         Part("CUDA itself", CONTEXT, "device"),
     ]
-    always = rest + branches + CONTEXT + visiting + (0 if ask.offload else blocks + pictures)
-    guest = pictures if ask.offload else 0
+    always = rest + branches + CONTEXT + visiting + (0 if ask.offload else blocks + reader + pictures)
+    # With offload these come layer by layer; the largest that reads a prompt is a table, looked up as it is stored.
+    prompt = max(layer_bytes(qwen), layer_bytes(model.llm_adapter)) if ask.offload else text
+    guest = layer_bytes(codec) if ask.offload else 0
     widest = max(math.prod(shape) for shape in linear_shapes(dit).values())
     widened = widest * item if ask.fp8 else 0
-    phases = {"reading the prompt": always + text}
+    phases = {"reading the prompt": always + prompt}
     if ask.references:
         side = max(config.size_step, int(math.sqrt(ask.ref_megapixels * 1e6) / config.size_step) * config.size_step)
         phases["encoding the picture"] = always + guest + codec_bytes(config, (side, side), encode=True)
@@ -195,6 +132,15 @@ def weight_bytes(name: str, weight: torch.Tensor, ask: Ask) -> int:
     """Bytes of one tensor of a block: one per number where fp8 files have fp8 (specification section 7)."""
     narrow = ask.fp8 and name.removesuffix(".weight") in linear_shapes(ask.config.dit)
     return weight.numel() * (1 if narrow else ask.dtype.itemsize)
+
+
+def layer_bytes(module: nn.Module) -> int:
+    """The most that one layer takes while it visits: fp32, a table of embeddings in 16 bits as files have it."""
+    wide = {True: 2, False: 4}
+    return max(
+        wide[isinstance(part, nn.Embedding)] * sum(p.numel() for p in part.parameters(recurse=False))
+        for part in module.modules()
+    )
 
 
 def new_codec(config: ModelConfig) -> nn.Module:
@@ -261,94 +207,3 @@ def reading_bytes(ask: Ask, tokens: int) -> int:
     return working_bytes(make)
 
 
-def lowered(ask: Ask) -> list[tuple[str, Ask]]:
-    """What can be lowered, in the order in which it is missed least, each in words and as an ask."""
-    change, found = dataclasses.replace, []
-    if ask.batch > 1:
-        ask = change(ask, batch=1)
-        found.append(("draw one prompt at a time", ask))
-    if not ask.offload and ask.config.codec.kind != "nano":
-        ask = change(ask, offload=True)
-        found.append(("load with offload=True", ask))
-    if ask.references and ask.ref_megapixels > 0.5:
-        ask = change(ask, ref_megapixels=0.5)
-        found.append(("set ref_megapixels=0.5", ask))
-    for factor in (0.75, 0.5):
-        step = ask.config.size_step
-        small = tuple(max(step, int(side * factor) // step * step) for side in ask.size)
-        found.append((f"draw {small[1]}x{small[0]}", change(ask, size=small)))
-    return found
-
-
-def advice(ask: Ask, room: int) -> str:
-    """Returns one sentence: what the run needs, what there is, and what to lower, added up until it fits."""
-    needed = make_plan(ask).peak
-    steps = []
-    for words, less in lowered(ask):
-        if words.startswith("draw ") and steps and steps[-1].startswith("draw ") and "x" in steps[-1]:
-            steps.pop()
-        steps.append(words)
-        peak = make_plan(less).peak
-        if peak <= room:
-            break
-    else:
-        peak = make_plan(less).peak
-    height, width = ask.size
-    what = f"drawing {width}x{height}" + (f" with {ask.references} reference(s)" if ask.references else "")
-    fits = f"then it is {peak / GB:.1f} GB" if peak <= room else f"even so it is {peak / GB:.1f} GB: take another card"
-    return (
-        f"out of memory: {what} needs about {needed / GB:.1f} GB, the card has {room / GB:.1f} GB free; "
-        f"{' and '.join(steps)}, {fits}"
-    )
-
-
-def in_one_sentence(method):
-    """A method of the pipeline whose running out of memory prints the plan and raises `OutOfMemory`."""
-
-    @functools.wraps(method)
-    def told(self, *args, **options):
-        try:
-            return method(self, *args, **options)
-        except torch.OutOfMemoryError as error:
-            given = inspect.signature(method).bind(self, *args, **options).arguments
-            ask = ask_of(self, given)
-            print(make_plan(ask), file=sys.stderr)
-            raise OutOfMemory(advice(ask, free_bytes(self))) from error
-
-    return told
-
-
-def ask_of(pipe, given: dict) -> Ask:
-    """Returns what a call with these arguments asks of the card."""
-    options = given.get("changes", {})
-    settings = given.get("settings")
-
-    def value(name: str, otherwise):
-        found = options.get(name, given.get(name, getattr(settings, name, None)))
-        return otherwise if found is None else found
-
-    prompt, reference = given.get("prompt", ""), given.get("reference")
-    each = given.get("references") or ()
-    counted = reference if isinstance(reference, (list, tuple)) else [reference] * (reference is not None)
-    guidance = value("guidance", pipe.config.default_guidance)
-    linears = [m for m in pipe.model.blocks[0].modules() if isinstance(m, nn.Linear)]
-    return Ask(
-        pipe.config,
-        pipe.model.dtype,
-        tuple(value("size", pipe.config.default_size)),
-        batch=1 if isinstance(prompt, str) else max(1, len(prompt)),
-        passes=1 if math.isclose(guidance, 1) else 2,
-        references=max(len(counted), len(each)),
-        ref_megapixels=value("ref_megapixels", pipe.config.default_ref_megapixels),
-        fp8=any(linear.weight.dtype.itemsize == 1 for linear in linears),
-        offload=pipe.model.visits is not None,
-        adapter=pipe.adapter is not None,
-    )
-
-
-def free_bytes(pipe) -> int:
-    """Bytes that this program could have on the pipeline's card: what is free, and what it holds already."""
-    if pipe.device.type != "cuda":
-        return 0
-    free, _ = torch.cuda.mem_get_info(pipe.device)
-    return free + torch.cuda.memory_reserved(pipe.device) + CONTEXT

@@ -87,7 +87,8 @@ def open_files(
     """Returns the pipeline of a config and its files; adapter None for none.
 
     place, captions: for an adapter whose file does not state them.
-    offload: blocks, language model and codec stay in host memory, as the file has them, and visit the device.
+    offload: blocks, language model, LLM adapter and codec stay in host memory, as the file has them, and visit the
+    device: a block, or a layer of the others, at a time.
     Raises WeightsError for a file in the wrong slot, before anything is loaded.
     """
     for slot, source in {"base": base, "text_encoder": text_encoder, "vae": codec, "adapter": adapter}.items():
@@ -95,9 +96,9 @@ def open_files(
     model = load_model(base, config, dtype, device, offload)
     config = model.config  # its number of blocks is the file's
     # The language model and the codec are small, and half precision would show in them.
-    qwen = guest(load_qwen, text_encoder, config.text, device, offload or device.type == "cuda")
+    qwen = guest(load_qwen, text_encoder, config.text, device, offload or device.type == "cuda", offload)
     text = TextEncoder(qwen, *map(load_tokenizer, tokenizers), model.llm_adapter, config.text)
-    pictures = guest(load_codec, codec, config.codec, device, offload)
+    pictures = guest(load_codec, codec, config.codec, device, offload, offload)
     branches = None
     if adapter is not None:
         stored = stored_dtype(adapter) if offload else torch.float32  # the same numbers, in half the room
@@ -106,11 +107,12 @@ def open_files(
     return Pipeline(model, text, pictures, config, branches)
 
 
-def guest(load, path, config, device: torch.device, away: bool):
-    """Returns a module that computes in fp32 on the device; `away` lets it live in its file between uses."""
+def guest(load, path, config, device: torch.device, away: bool, by_layer: bool):
+    """Returns a module that computes in fp32 on the device; `away` lets it live in its file between uses, and
+    `by_layer` while it is in use, too."""
     if not away:
         return load(path, config, torch.float32, device)
-    return send_home(load(path, config, None), device, torch.float32)
+    return send_home(load(path, config, None), device, torch.float32, by_layer)
 
 
 def stored_dtype(path) -> torch.dtype:

@@ -10,16 +10,16 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from snapref.anima.model import AnimaDiT
-from snapref.anima.offload import at_work
+from snapref.anima.offload import at_work, device_of, dtype_of
 from snapref.anima.text import TextEncoder
 from snapref.config import ModelConfig
 from snapref.reference.branches import Adapter
 from snapref.reference.cache import ReferenceCache
 from snapref.reference.picture import to_pixels
 from snapref.reference.store import ReferenceStore
+from snapref.sampling.advice import in_one_sentence
 from snapref.sampling.denoiser import Denoiser
 from snapref.sampling.loras import Added, Loras
-from snapref.sampling.memory import in_one_sentence
 from snapref.sampling.passes import warn_of_ignored
 from snapref.sampling.reading import as_read, fulfil, request, requests
 from snapref.sampling.result import Result
@@ -212,17 +212,15 @@ class Pipeline:
     def to_latent(self, pixels: Tensor) -> Tensor:
         """pixels (b, 3, h, w) in [0, 1] → latents (b, 16, 1, h/f, w/f), fp32."""
         with at_work(self.codec):
-            weight = next(self.codec.parameters())
-            return self.codec.encode(pixels.to(weight.device, weight.dtype)).float()
+            return self.codec.encode(pixels.to(device_of(self.codec), dtype_of(self.codec))).float()
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> list[Image.Image]:
         """latents (b, 16, 1, h, w) → pictures, one by one: a codec needs far more room than the model."""
         images = []
         with at_work(self.codec):
-            weight = next(self.codec.parameters())
             for latent in latents.split(1):
-                pixels = self.codec.decode(latent.to(weight.device, weight.dtype))[0].float().cpu()
+                pixels = self.codec.decode(latent.to(device_of(self.codec), dtype_of(self.codec)))[0].float().cpu()
                 images.append(Image.fromarray((pixels * 255).round().byte().permute(1, 2, 0).numpy()))
         return images
 

@@ -193,8 +193,9 @@ def load(
 
 def check_cache(pipe, cache: ReferenceCache, settings: Settings) -> None:
     """Raises CacheError for one that another model made, SettingsError for one read in another mode."""
-    for part, module in (("base", pipe.model), ("adapter", pipe.adapter)):
-        if getattr(cache.fingerprint, part) != hash_module(module):
+    for part, module in (("base", pipe.model), ("adapter", pipe.adapter), ("language model", pipe.text.qwen)):
+        known = getattr(cache.fingerprint, part.replace(" ", "_"))
+        if known and known != hash_module(module):
             raise CacheError(f"the reference was encoded with another {part}; encode the picture again")
     if settings.mode is not None or settings.ref_caption is not None:
         mode, caption = pipe.caption(settings)
@@ -248,6 +249,7 @@ def read_picture(pipe, shown: Shown, words: Tensor, mode: str, caption: str, for
             pixels=[shown.pixels],
             mode=mode,
             caption=caption,
+            language_model=hash_module(pipe.text.qwen),
         )
         return compacted(cache, form)
 

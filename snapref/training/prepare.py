@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from snapref.anima.offload import at_work
+from snapref.anima.offload import at_work, device_of
 from snapref.anima.text import TextEncoder, contexts
 from snapref.config import V1A, ModelConfig
 from snapref.files.weights import save_weights
@@ -165,14 +165,15 @@ def encode_prompts(text: TextEncoder, prompts: Sequence[str]) -> list[Tensor]:
                 f"a prompt of {len(one.t5_ids)} tokens ({prompt[:60]}…) is longer than the {config.context_rows} rows "
                 "of a context; shorten its tags"
             )
-    device = text.adapter.embed.weight.device
+    device = device_of(text.adapter)
     # Padding comes last and the language model looks back only, so real tokens never see it.
     qwen_ids, qwen_mask = _padded([t.qwen_ids for t in tokens], config.qwen_pad_id)
     t5_ids, t5_mask = _padded([t.t5_ids for t in tokens], config.t5_pad_id)
     with at_work(text.qwen):
-        source = text.qwen(input_ids=qwen_ids.to(text.qwen.device), use_cache=False).last_hidden_state.to(device)
+        source = text.qwen(input_ids=qwen_ids.to(device_of(text.qwen)), use_cache=False).last_hidden_state.to(device)
     t5_ids, t5_mask, qwen_mask = (t.to(device) for t in (t5_ids, t5_mask, qwen_mask))
-    whole = contexts(text.adapter, t5_ids, t5_mask, source, qwen_mask, 0)
+    with at_work(text.adapter):
+        whole = contexts(text.adapter, t5_ids, t5_mask, source, qwen_mask, 0)
     rows = [context[: len(t.t5_ids)] for context, t in zip(whole, tokens, strict=True)]
     return [row * torch.tensor(t.t5_weights, device=device, dtype=row.dtype)[:, None]
             for row, t in zip(rows, tokens, strict=True)]
