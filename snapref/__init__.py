@@ -47,8 +47,8 @@ def load(
 ) -> "Pipeline":
     """Returns a pipeline that is ready to draw.
 
-    "nano" comes with the package; `folder` takes its files from elsewhere, `adapter` another adapter
-    (False: none).
+    "nano" comes with the package; `folder` takes its files from elsewhere, `adapter` another adapter:
+    "v1a" (None), "v1b", "v2a", or a bundle's path (False: none).
     "anima" needs its published files: base, text_encoder, vae (safetensors) and tokenizers (the Qwen and the
     T5 one, each a tokenizer.json or a folder). What is not given by path is looked for in `folder` (None: where
     downloads go): ComfyUI's, a plain one, or a diffusers repository; `download` first fetches what is missing.

@@ -14,7 +14,7 @@ from snapref.config import BASE, V1A
 from snapref.reference.branches import Adapter
 from snapref.reference.bundle import load_bundle, save_bundle
 from snapref.reference.cache import CacheError, ReferenceCache
-from snapref.reference.compact import compacted, read_form, spread, thinned, to_fp8
+from snapref.reference.compact import Offer, compacted, read_form, spread, thinned, to_fp8
 from snapref.reference.store import ReferenceStore
 from snapref.sampling.settings import Settings, SettingsError
 
@@ -76,8 +76,20 @@ def test_thinning_keeps_tokens_as_they_are(share, seed):
 def test_spread_takes_what_differs():
     """Of three heaps of equal tokens, three chosen ones are one of each."""
     heaps = torch.eye(3).repeat_interleave(torch.tensor([10, 3, 1]), dim=0)
-    assert sorted(int(heaps[i].argmax()) for i in spread(heaps, 3)) == [0, 1, 2]
-    assert sorted(spread(torch.randn(7, 4), 7).tolist()) == list(range(7))
+    assert sorted(int(heaps[i].argmax()) for i in spread(Offer((heaps[None],), (1.0,)), 3)) == [0, 1, 2]
+    assert sorted(spread(Offer((torch.randn(2, 7, 4),), (1.0,)), 7).tolist()) == list(range(7))
+
+
+def test_what_tokens_offer_block_by_block_is_all_of_it():
+    cache = tiny_pipeline().encode(PICTURES)
+    values = [v[0].transpose(0, 1).flatten(1) for _, v in cache.layers]
+    whole = torch.cat([v / v.norm(dim=-1).mean() for v in values], dim=-1)
+    for part in cache.parts():
+        offer, rows = Offer.of(cache).part(part), whole[part]
+        torch.testing.assert_close(offer.norms(), rows.norm(dim=-1))
+        torch.testing.assert_close(offer.apart(), torch.cdist(rows, rows).square(), rtol=1e-3, atol=1e-3)
+        first = int((rows - rows.mean(0)).norm(dim=-1).argmax())
+        assert spread(offer, 1).item() == first and len(offer) == len(rows)
 
 
 def test_forms_side_by_side():

@@ -115,7 +115,7 @@ def test_text_encoders_and_vaes(tmp_path):
 
 @pytest.mark.parametrize("file, kind", [
     ("base", "dit"), ("text", "text encoder"), ("codec", "nano codec"), ("tagger", "tagger"),
-    ("adapter_v1a", "adapter"),
+    ("adapter_v1a", "adapter"), ("adapter_v1b", "adapter"), ("adapter_v2a", "adapter"),
 ])  # fmt: skip
 def test_nanos_own_files(file, kind):
     assert inspect(FOLDER / f"{file}.safetensors").kind == kind

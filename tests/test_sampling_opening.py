@@ -15,7 +15,7 @@ from snapref.anima.codec import NanoCodec
 from snapref.anima.model import AnimaDiT
 from snapref.anima.qwen import new_qwen
 from snapref.cli import app
-from snapref.config import NANO, NANO_V1A, CodecConfig
+from snapref.config import NANO, NANO_V1A, NANO_V1B, CodecConfig
 from snapref.files.download import ANIMA
 from snapref.files.loader import WeightsError, read_tensors
 from snapref.files.nano import MADE_BY, nano_file
@@ -54,6 +54,25 @@ def test_load_nano(nano_folder):
     assert not any(p.requires_grad for p in (*pipe.model.parameters(), *pipe.adapter.parameters()))
     result = pipe("1girl, beach", picture(size=(96, 64)), steps=1, quiet=True)
     assert result.image.size == NANO.default_size[::-1] and result.references[0].tokens == (24,)
+
+
+def test_adapters_of_nano_by_name(nano_folder):
+    stored = Adapter(NANO_V1B, NANO)
+    save_bundle(stored, nano_folder / "adapter_v1b.safetensors", torch.float32)
+    pipe = snapref.load("nano", folder=nano_folder, adapter="v1b", device="cpu")
+    assert pipe.adapter.config.name == "nano-v1b"
+    assert all(torch.equal(a, b) for a, b in zip(pipe.adapter.parameters(), stored.parameters(), strict=True))
+    with pytest.raises(WeightsError, match="v2a.safetensors is missing; `snapref train family FOLDER --only nano-v2a`"):
+        snapref.load("nano", folder=nano_folder, adapter="v2a")
+    with pytest.raises(WeightsError, match="v9 does not exist"):
+        snapref.load("nano", folder=nano_folder, adapter="v9")
+
+
+@pytest.mark.parametrize("name", ["v1a", "v1b", "v2a"])
+def test_shipped_adapters_are_what_they_are_called(name):
+    adapter = snapref.load("nano", adapter=name, device="cpu").adapter
+    ranks = (64, 32) if name == "v1b" else (32, 16)
+    assert (adapter.config.name, adapter.config.reference_rank, adapter.config.target_rank) == (f"nano-{name}", *ranks)
 
 
 def test_the_language_model_keeps_its_positions(nano_folder):

@@ -19,7 +19,7 @@ from snapref.evaluation.samples import starting_noise
 from snapref.evaluation.stats import estimate, rounded
 from snapref.lab.attention_view import reference_shares
 from snapref.reference.cache import ReferenceCache
-from snapref.reference.compact import spread, thinned
+from snapref.reference.compact import Offer, spread, thinned
 from snapref.sampling.pipeline import Pipeline
 
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.125)
@@ -27,7 +27,7 @@ PROBED = 0.9  # sigma of the one step that is asked what it reads
 BATCH = 16
 
 # A way: (pipeline, case, its cache) → what `thinned` takes as `how`.
-How = Callable[[Tensor, int], Tensor]
+How = Callable[[Offer, int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,10 @@ class Way:
     returned: bool = False
 
 
-def evenly(described: Tensor, count: int) -> Tensor:
-    """Every so many tokens, counted row by row: (count,)."""
-    return ((torch.arange(count, dtype=torch.float64) + 0.5) * len(described) / count).long()
-
-
 def grid_of(rows: int, columns: int) -> How:
     """Uniform over the picture: of a lattice as square as the picture, the tokens nearest to its points."""
 
-    def how(described: Tensor, count: int) -> Tensor:
+    def how(offer: Offer, count: int) -> Tensor:
         down = min(rows, max(1, round(math.sqrt(count * rows / columns))))
         # Each lattice row takes its part of `count`, as evenly as whole numbers allow.
         ends = [round(count * (i + 1) / down) for i in range(down)]
@@ -56,7 +51,7 @@ def grid_of(rows: int, columns: int) -> How:
             across = min(columns, last - first)
             y = int((row + 0.5) * rows / down)
             chosen |= {y * columns + int((i + 0.5) * columns / across) for i in range(across)}
-        rest = [i for i in evenly(described, len(described)).tolist() if i not in chosen]
+        rest = [i for i in range(len(offer)) if i not in chosen]
         missing = count - len(chosen)
         chosen |= {rest[int((i + 0.5) * len(rest) / missing)] for i in range(missing)}
         return torch.tensor(sorted(chosen))
@@ -64,14 +59,14 @@ def grid_of(rows: int, columns: int) -> How:
     return how
 
 
-def norm(described: Tensor, count: int) -> Tensor:
+def norm(offer: Offer, count: int) -> Tensor:
     """The tokens with the largest values."""
-    return described.norm(dim=-1).topk(count).indices
+    return offer.norms().topk(count).indices
 
 
 def most(amounts: Tensor) -> How:
     """The tokens of the largest amounts. amounts: (r,)."""
-    return lambda described, count: amounts.topk(count).indices
+    return lambda offer, count: amounts.topk(count).indices
 
 
 @torch.no_grad()

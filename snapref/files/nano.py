@@ -14,8 +14,18 @@ MADE_BY = {
     "t5_tokenizer.json": "snapref train tokenizers",
     "codec.safetensors": "snapref train run codec",
     "tagger.safetensors": "snapref train run tagger",
-    "adapter_v1a.safetensors": "snapref train run adapter",
+    **{
+        f"adapter_{name}.safetensors": f"snapref train family FOLDER --only nano-{name}"
+        for name in ("v1a", "v1b", "v2a")
+    },
 }
+
+
+def nano_adapter(adapter: str | Path | None, folder: str | Path | None = None) -> Path:
+    """Returns the file of an adapter given by path, by name (v1a, v1b, v2a), or None for v1a. Raises WeightsError."""
+    if adapter is None or (f"adapter_{adapter}.safetensors" in MADE_BY and not Path(adapter).is_file()):
+        return nano_file(f"adapter_{adapter or 'v1a'}.safetensors", folder)
+    return Path(adapter)
 
 
 def nano_file(name: str, folder: str | Path | None = None) -> Path:

@@ -9,14 +9,17 @@ from snapref.anima.text import TextEncoder
 from snapref.config import BASE, NANO, ModelConfig
 from snapref.files.download import download_anima
 from snapref.files.loader import load_codec, load_model, load_qwen, load_tokenizer, read_tensors
-from snapref.files.nano import nano_file
+from snapref.files.nano import nano_adapter, nano_file
 from snapref.files.places import check_slot, check_tokenizers, find_adapter, find_anima, folder_or_default
 from snapref.reference.bundle import load_bundle
 from snapref.sampling.pipeline import Pipeline
 
 
 def open_nano(folder=None, adapter=None, device=None, dtype=None, place=None, captions=None) -> Pipeline:
-    """Returns nano from its files (None: the shipped ones). Raises WeightsError for a missing one."""
+    """Returns nano from its files (None: the shipped ones). Raises WeightsError for a missing one.
+
+    adapter: a path, or v1a (None), v1b, v2a by name; False for none.
+    """
 
     def file(name: str) -> Path:
         return nano_file(name, folder)
@@ -27,7 +30,7 @@ def open_nano(folder=None, adapter=None, device=None, dtype=None, place=None, ca
         text_encoder=file("text.safetensors"),
         codec=file("codec.safetensors"),
         tokenizers=(file("qwen_tokenizer.json"), file("t5_tokenizer.json")),
-        adapter=None if adapter is False else adapter or file("adapter_v1a.safetensors"),
+        adapter=None if adapter is False else nano_adapter(adapter, folder),
         device=pick_device(device),
         dtype=dtype or torch.float32,  # too small a model to gain anything from less
         place=place,
