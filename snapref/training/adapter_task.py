@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from accelerate import PartialState
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -31,6 +30,7 @@ from snapref.training.log import append_row
 from snapref.training.loop import my_rows
 from snapref.training.prepared import PreparedPairs
 from snapref.training.preview import draw_panel
+from snapref.training.processes import process_state
 from snapref.training.recompute import recomputed
 from snapref.training.sources import PreparedSource, RendererSource
 from snapref.training.unseen import Unseen, gap_summary, unseen_drawn, unseen_losses, unseen_prepared
@@ -93,7 +93,7 @@ class AdapterTask:
     def __init__(self, config: RunConfig):
         torch.manual_seed(config.seed)
         self.config, options = config, config.options
-        self.device = PartialState(cpu=not torch.cuda.is_available()).device
+        self.device = process_state().device
         self.dit = open_base(options, self.device)
         self.parts = FrozenParts(nano_folder(options)) if options.get("model", "nano") == "nano" else None
         adapter = first_adapter(options, self.dit.config)

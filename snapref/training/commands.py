@@ -173,13 +173,12 @@ def datagen(
     import json
     import time
 
-    from accelerate import PartialState
-
     import snapref
     from snapref.training import datagen as drawing
     from snapref.training.catalog import open_catalog
+    from snapref.training.processes import process_state
 
-    state, began = PartialState(), time.monotonic()
+    state, began = process_state(), time.monotonic()
     pipe = None if renderer else snapref.load(model, adapter=False, folder=folder, device=str(state.device))
     manifest = drawing.new_manifest(
         model, open_catalog(model, catalog), pictures, per_character=per_character, styles=styles, seed=seed,
@@ -219,16 +218,15 @@ def prepare(
     import json
     import time
 
-    from accelerate import PartialState
-
     import snapref
     from snapref.training import prepare as preparing
     from snapref.training.catalog import open_catalog
     from snapref.training.origin import origin
     from snapref.training.prepared import PreparedPairs
+    from snapref.training.processes import process_state
     from snapref.training.records import read_pictures
 
-    state, began = PartialState(), time.monotonic()
+    state, began = process_state(), time.monotonic()
     found = read_pictures(pictures, open_catalog(model, catalog), "heldout" if heldout else "train")
     pipe = snapref.load(model, adapter=False, folder=folder, device=str(state.device))
     plan = preparing.new_plan(found, pictures, pipe.config, each, seed)
