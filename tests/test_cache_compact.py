@@ -14,8 +14,9 @@ from snapref.config import BASE, V1A
 from snapref.reference.branches import Adapter
 from snapref.reference.bundle import load_bundle, save_bundle
 from snapref.reference.cache import CacheError, ReferenceCache
-from snapref.reference.compact import Offer, compacted, read_form, spread, thinned, to_fp8
+from snapref.reference.compact import compacted, read_form, to_fp8
 from snapref.reference.store import ReferenceStore
+from snapref.reference.thin import farthest, longest_and_apart, thinned
 from snapref.sampling.settings import Settings, SettingsError
 
 PICTURES = [picture(0, (64, 48)), picture(1, (48, 64))]
@@ -62,34 +63,29 @@ def test_fp8_is_half_of_sixteen_bits_and_near():
 
 @given(st.sampled_from([0.1, 0.25, 0.5, 0.9, 1.0]), st.integers(0, 3))
 @settings(max_examples=12, deadline=None)
-def test_thinning_keeps_tokens_as_they_are(share, seed):
+def test_thinning_keeps_what_a_head_had_of_a_token(share, seed):
+    """Every kept key and value of a head are those of one token of its picture, each token once."""
     cache = tiny_pipeline().encode([picture(seed, (64, 48)), picture(seed + 9, (48, 32))])
     thin = thinned(cache, share)
     assert thin.tokens == tuple(max(1, -(-int(share * 100) * n // 100)) for n in cache.tokens)
     for (k, v), (few_k, few_v) in zip(cache.layers, thin.layers, strict=True):
-        for token in range(few_k.shape[2]):  # each one is some token of the whole, with its own value
-            same_k = (k == few_k[:, :, token, None]).all(dim=3).all(dim=1)
-            same_v = (v == few_v[:, :, token, None]).all(dim=3).all(dim=1)
-            assert (same_k & same_v).any()
+        for part, few in zip(cache.parts(), thin.parts(), strict=True):
+            for head in range(k.shape[1]):
+                whole = torch.cat([k[0, head, part], v[0, head, part]], dim=1)
+                kept = torch.cat([few_k[0, head, few], few_v[0, head, few]], dim=1)
+                found = (whole[None] == kept[:, None]).all(dim=2)
+                assert (found.sum(dim=1) == 1).all() and (found.sum(dim=0) <= 1).all()
 
 
-def test_spread_takes_what_differs():
-    """Of three heaps of equal tokens, three chosen ones are one of each."""
-    heaps = torch.eye(3).repeat_interleave(torch.tensor([10, 3, 1]), dim=0)
-    assert sorted(int(heaps[i].argmax()) for i in spread(Offer((heaps[None],), (1.0,)), 3)) == [0, 1, 2]
-    assert sorted(spread(Offer((torch.randn(2, 7, 4),), (1.0,)), 7).tolist()) == list(range(7))
-
-
-def test_what_tokens_offer_block_by_block_is_all_of_it():
-    cache = tiny_pipeline().encode(PICTURES)
-    values = [v[0].transpose(0, 1).flatten(1) for _, v in cache.layers]
-    whole = torch.cat([v / v.norm(dim=-1).mean() for v in values], dim=-1)
-    for part in cache.parts():
-        offer, rows = Offer.of(cache).part(part), whole[part]
-        torch.testing.assert_close(offer.norms(), rows.norm(dim=-1))
-        torch.testing.assert_close(offer.apart(), torch.cdist(rows, rows).square(), rtol=1e-3, atol=1e-3)
-        first = int((rows - rows.mean(0)).norm(dim=-1).argmax())
-        assert spread(offer, 1).item() == first and len(offer) == len(rows)
+def test_longest_first_then_what_differs():
+    """Three long values of one kind are kept first, then one of each other kind before any second one."""
+    kinds = torch.eye(4).repeat_interleave(torch.tensor([4, 3, 2, 1]), dim=0)
+    values = kinds * torch.tensor([9.0] * 4 + [1.0] * 6)[:, None]
+    chosen = longest_and_apart([(kinds[None], values[None])] * 2, 4)
+    assert len(chosen) == 2 and {*chosen[0][0, :3].tolist()} < {0, 1, 2, 3} and chosen[0][0, 3] >= 4
+    more = farthest(kinds[None], torch.tensor([[0]]), 4)[0]
+    assert sorted(int(kinds[i].argmax()) for i in more) == [0, 1, 2, 3]
+    assert sorted(farthest(kinds[None], torch.tensor([[0]]), 10)[0].tolist()) == list(range(10))
 
 
 def test_forms_side_by_side():

@@ -14,8 +14,21 @@ import snapref
 from snapref.cli import app
 from snapref.evaluation import runs
 from snapref.evaluation.cases import draw_cases
-from snapref.evaluation.thinning import WAYS, Way, grid_of, most, norm, read_amounts, thin_by, thinning_report
-from snapref.reference.compact import spread
+from snapref.evaluation.thinning import (
+    WAYS,
+    Way,
+    apart,
+    for_all_heads,
+    grid_of,
+    longest,
+    most,
+    norm,
+    read_amounts,
+    spread,
+    thin_by,
+    thinning_report,
+)
+from snapref.reference.thin import longest_and_apart
 from snapref.training.tagger import Tagger
 
 
@@ -24,10 +37,14 @@ from snapref.training.tagger import Tagger
 def test_every_way_gives_as_many_distinct_tokens_as_asked(rows, columns, data):
     tokens = rows * columns
     count = data.draw(st.integers(1, tokens))
-    described = torch.randn(tokens, 5, generator=torch.Generator().manual_seed(tokens))
-    for how in (spread, norm, grid_of(rows, columns), most(described[:, 0])):
-        chosen = how(described, count).tolist()
-        assert len({*chosen}) == len(chosen) == count and {*chosen} <= {*range(tokens)}
+    generator = torch.Generator().manual_seed(tokens)
+    layers = [tuple(torch.randn(3, tokens, 4, generator=generator) for _ in "kv") for _ in range(2)]
+    choices = (spread, norm, grid_of(rows, columns), most(layers[0][0][0, :, 0]))
+    for how in (longest_and_apart, longest, apart, *map(for_all_heads, choices)):
+        found = how(layers, count)
+        assert len(found) == 2 and all(chosen.shape == (3, count) for chosen in found)
+        for chosen in torch.cat([*found]).tolist():
+            assert len({*chosen}) == count and {*chosen} <= {*range(tokens)}
 
 
 def test_a_quarter_of_a_grid_is_every_other_row_and_column():
@@ -51,7 +68,7 @@ def test_what_is_read_is_a_share_of_each_token():
 def test_weight_given_back_is_that_of_all_tokens():
     pipe, case = roomy_pipeline(), draw_cases(1)[0]
     whole = pipe.encode(case.reference)
-    way = Way("spread", lambda *given: spread, returned=True)
+    way = Way("spread", lambda *given: for_all_heads(spread), returned=True)
     thin = thin_by(pipe, way, 0.25, case, whole)
     assert thin.weights[0] * thin.tokens[0] == pytest.approx(whole.tokens[0])
     assert thin_by(pipe, way, 1, case, whole) is whole
@@ -66,7 +83,7 @@ def test_report_and_command(monkeypatch, tmp_path):
     Path("figures").mkdir()
     report = thinning_report(roomy_pipeline(), tagger, draw_cases(2), WAYS[:2], (1.0, 0.5), steps=1, quiet=True)
     whole, half = report["rows"][:2]
-    assert [row["way"] for row in report["rows"]] == ["whole", "spread", "grid"]
+    assert [row["way"] for row in report["rows"]] == ["whole", *(way.name for way in WAYS[:2])]
     assert half["bytes"] * 2 == whole["bytes"] and whole["lost"]["mean"] == 0
     assert half["lost"]["mean"] == pytest.approx(whole["identity"]["mean"] - half["identity"]["mean"], abs=1e-3)
     words = ["evaluate", "thinning", "--n", "1", "--steps", "1", "--json"]

@@ -19,15 +19,15 @@ from snapref.evaluation.samples import starting_noise
 from snapref.evaluation.stats import estimate, rounded
 from snapref.lab.attention_view import reference_shares
 from snapref.reference.cache import ReferenceCache
-from snapref.reference.compact import Offer, spread, thinned
+from snapref.reference.thin import How, farthest, joined, longest_and_apart, thinned
 from snapref.sampling.pipeline import Pipeline
 
-SHARES = (1.0, 0.75, 0.5, 0.25, 0.125)
+SHARES = (1.0, 0.5, 0.35, 0.25)
 PROBED = 0.9  # sigma of the one step that is asked what it reads
 BATCH = 16
 
-# A way: (pipeline, case, its cache) → what `thinned` takes as `how`.
-How = Callable[[Offer, int], Tensor]
+# Tokens chosen once for all heads: (values of all blocks (r, c), how many) → their numbers (m,).
+Choice = Callable[[Tensor, int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,27 @@ class Way:
     returned: bool = False
 
 
-def grid_of(rows: int, columns: int) -> How:
+def for_all_heads(choice: Choice) -> How:
+    """Every head of every block keeps the same tokens, as if the picture had fewer."""
+
+    def how(layers, count):
+        values = [v.transpose(0, 1).flatten(1).float() for _, v in layers]  # per block (r, n · d)
+        chosen = choice(torch.cat([v / v.norm(dim=-1).mean().clamp(min=1e-12) for v in values], dim=-1), count)
+        return [chosen.expand(len(k), -1) for k, _ in layers]
+
+    return how
+
+
+def spread(described: Tensor, count: int) -> Tensor:
+    """The tokens that differ most from one another, the first one from the mean."""
+    first = (described - described.mean(0)).norm(dim=-1).argmax()
+    return farthest(described[None], first.reshape(1, 1), count)[0]
+
+
+def grid_of(rows: int, columns: int) -> Choice:
     """Uniform over the picture: of a lattice as square as the picture, the tokens nearest to its points."""
 
-    def how(offer: Offer, count: int) -> Tensor:
+    def choice(described: Tensor, count: int) -> Tensor:
         down = min(rows, max(1, round(math.sqrt(count * rows / columns))))
         # Each lattice row takes its part of `count`, as evenly as whole numbers allow.
         ends = [round(count * (i + 1) / down) for i in range(down)]
@@ -51,22 +68,32 @@ def grid_of(rows: int, columns: int) -> How:
             across = min(columns, last - first)
             y = int((row + 0.5) * rows / down)
             chosen |= {y * columns + int((i + 0.5) * columns / across) for i in range(across)}
-        rest = [i for i in range(len(offer)) if i not in chosen]
+        rest = [i for i in range(len(described)) if i not in chosen]
         missing = count - len(chosen)
         chosen |= {rest[int((i + 0.5) * len(rest) / missing)] for i in range(missing)}
         return torch.tensor(sorted(chosen))
 
-    return how
+    return choice
 
 
-def norm(offer: Offer, count: int) -> Tensor:
+def norm(described: Tensor, count: int) -> Tensor:
     """The tokens with the largest values."""
-    return offer.norms().topk(count).indices
+    return described.norm(dim=-1).topk(count).indices
 
 
-def most(amounts: Tensor) -> How:
+def most(amounts: Tensor) -> Choice:
     """The tokens of the largest amounts. amounts: (r,)."""
-    return lambda offer, count: amounts.topk(count).indices
+    return lambda described, count: amounts.topk(count).indices
+
+
+def longest(layers, count: int) -> list[Tensor]:
+    """Every head for itself: the tokens with the largest values."""
+    return [v.float().norm(dim=-1).topk(count, dim=1).indices for _, v in layers]
+
+
+def apart(layers, count: int) -> list[Tensor]:
+    """Every head for itself: the tokens that differ most from one another, the first one the longest."""
+    return [farthest(joined(k, v), v.float().norm(dim=-1).topk(1, dim=1).indices, count) for k, v in layers]
 
 
 @torch.no_grad()
@@ -81,16 +108,18 @@ def read_amounts(pipe: Pipeline, case: Case, cache: ReferenceCache) -> Tensor:
 def by_grid(pipe: Pipeline, case: Case, cache: ReferenceCache) -> How:
     _, height, width = cache.fingerprint.pictures[0].size
     patch = pipe.config.dit.patch
-    return grid_of(-(-height // patch), -(-width // patch))
+    return for_all_heads(grid_of(-(-height // patch), -(-width // patch)))
 
 
 WAYS = (
-    Way("spread", lambda pipe, case, cache: spread),
-    Way("grid", by_grid),
-    Way("norm", lambda pipe, case, cache: norm),
-    Way("read", lambda pipe, case, cache: most(read_amounts(pipe, case, cache))),
-    Way("spread, weight given back", lambda pipe, case, cache: spread, returned=True),
-    Way("grid, weight given back", by_grid, returned=True),
+    Way("each head: longest, then apart", lambda pipe, case, cache: longest_and_apart),
+    Way("the same, weight given back", lambda pipe, case, cache: longest_and_apart, returned=True),
+    Way("each head: longest values", lambda pipe, case, cache: longest),
+    Way("each head: apart", lambda pipe, case, cache: apart),
+    Way("all heads: apart", lambda pipe, case, cache: for_all_heads(spread)),
+    Way("all heads: grid", by_grid),
+    Way("all heads: longest values", lambda pipe, case, cache: for_all_heads(norm)),
+    Way("all heads: most read", lambda pipe, case, cache: for_all_heads(most(read_amounts(pipe, case, cache)))),
 )
 
 
