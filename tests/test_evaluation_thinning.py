@@ -17,7 +17,7 @@ from snapref.evaluation.cases import draw_cases
 from snapref.evaluation.thinning import (
     WAYS,
     Way,
-    apart,
+    differing,
     for_all_heads,
     grid_of,
     longest,
@@ -40,7 +40,7 @@ def test_every_way_gives_as_many_distinct_tokens_as_asked(rows, columns, data):
     generator = torch.Generator().manual_seed(tokens)
     layers = [tuple(torch.randn(3, tokens, 4, generator=generator) for _ in "kv") for _ in range(2)]
     choices = (spread, norm, grid_of(rows, columns), most(layers[0][0][0, :, 0]))
-    for how in (longest_and_apart, longest, apart, *map(for_all_heads, choices)):
+    for how in (longest_and_apart, longest, differing, *map(for_all_heads, choices)):
         found = how(layers, count)
         assert len(found) == 2 and all(chosen.shape == (3, count) for chosen in found)
         for chosen in torch.cat([*found]).tolist():

@@ -72,6 +72,7 @@ CONTROLS = (
             framed("upper body", "full body")),
     Control("cache", "fp8", {"cache_form": "fp8"}, own),
     Control("cache", "half the tokens", {"cache_form": "thin:0.5"}, own),
+    Control("cache", "two fifths of the tokens", {"cache_form": "thin:0.4"}, own),
     Control("cache", "a quarter of the tokens", {"cache_form": "thin:0.25"}, own),
     Control("file", "fp8 adapter", {}, own, eight_bits="adapter"),
     Control("file", "fp8 adapter on an fp8 base", {}, own, eight_bits="adapter and base"),

@@ -22,7 +22,7 @@ from snapref.reference.cache import ReferenceCache
 from snapref.reference.thin import How, farthest, joined, longest_and_apart, thinned
 from snapref.sampling.pipeline import Pipeline
 
-SHARES = (1.0, 0.5, 0.35, 0.25)
+SHARES = (1.0, 0.5, 0.4, 0.25)
 PROBED = 0.9  # sigma of the one step that is asked what it reads
 BATCH = 16
 
@@ -91,7 +91,7 @@ def longest(layers, count: int) -> list[Tensor]:
     return [v.float().norm(dim=-1).topk(count, dim=1).indices for _, v in layers]
 
 
-def apart(layers, count: int) -> list[Tensor]:
+def differing(layers, count: int) -> list[Tensor]:
     """Every head for itself: the tokens that differ most from one another, the first one the longest."""
     return [farthest(joined(k, v), v.float().norm(dim=-1).topk(1, dim=1).indices, count) for k, v in layers]
 
@@ -115,7 +115,7 @@ WAYS = (
     Way("each head: longest, then apart", lambda pipe, case, cache: longest_and_apart),
     Way("the same, weight given back", lambda pipe, case, cache: longest_and_apart, returned=True),
     Way("each head: longest values", lambda pipe, case, cache: longest),
-    Way("each head: apart", lambda pipe, case, cache: apart),
+    Way("each head: apart", lambda pipe, case, cache: differing),
     Way("all heads: apart", lambda pipe, case, cache: for_all_heads(spread)),
     Way("all heads: grid", by_grid),
     Way("all heads: longest values", lambda pipe, case, cache: for_all_heads(norm)),

@@ -16,6 +16,8 @@ from snapref.reference.cache import CacheError, PictureGroup, ReferenceCache
 
 LONGEST = 0.75  # of what is kept: the longest values; the rest is what differs most from these
 
+ROUNDS = 4  # in which the rest is taken; one by one it would be 500 passes over every block at full size
+
 # (keys and values of one picture, per block (n, r, d) each; how many to keep, m) → per block the numbers (n, m) of them
 How = Callable[[Sequence[tuple[Tensor, Tensor]], int], Sequence[Tensor]]
 
@@ -52,11 +54,12 @@ def named(cache: ReferenceCache, change):
 def longest_and_apart(layers: Sequence[tuple[Tensor, Tensor]], count: int) -> list[Tensor]:
     """Per head first the tokens with the longest values, which change most where they are read, then the rest.
 
-    That is filled with the tokens farthest from all chosen so far, again and again (T. F. Gonzalez, "Clustering to
-    minimize the maximum intercluster distance", 1985), so that nothing the reference shows is without a token near it.
+    That is filled, in a few rounds, with the tokens farthest from all chosen so far (after T. F. Gonzalez, "Clustering
+    to minimize the maximum intercluster distance", 1985), so that little of the reference is without a token near it.
     """
     first = max(1, round(LONGEST * count))
-    return [farthest(joined(k, v), v.float().norm(dim=-1).topk(first, dim=1).indices, count) for k, v in layers]
+    return [farthest(joined(k, v), v.float().norm(dim=-1).topk(first, dim=1).indices, count, ROUNDS)
+            for k, v in layers]  # fmt: skip
 
 
 def joined(k: Tensor, v: Tensor) -> Tensor:
@@ -70,14 +73,22 @@ def joined(k: Tensor, v: Tensor) -> Tensor:
     return torch.cat([scaled(k), scaled(v)], dim=-1)
 
 
-def farthest(x: Tensor, chosen: Tensor, count: int) -> Tensor:
-    """(n, count): `chosen` (n, f) and then, one by one, the token of x (n, r, c) farthest from all of them."""
-    # Head by head: all at once would be a gigabyte at full size.
-    far = torch.stack([torch.cdist(own[few], own).amin(dim=0) for own, few in zip(x, chosen, strict=True)])
-    far = far.scatter(1, chosen, -1)
-    while chosen.shape[1] < count:
-        new = far.argmax(dim=1, keepdim=True)
+def farthest(x: Tensor, chosen: Tensor, count: int, rounds: int | None = None) -> Tensor:
+    """(n, count): `chosen` (n, f) and then the tokens of x (n, r, c) farthest from all of them.
+
+    rounds: in how many goes these are taken, each measured from all before (None: one by one).
+    """
+    far = apart(x, chosen).scatter(1, chosen, -1)
+    while missing := count - chosen.shape[1]:
+        few = 1 if rounds is None else -(-missing // rounds)
+        new = far.topk(few, dim=1).indices
         chosen = torch.cat([chosen, new], dim=1)
-        apart = (x - x.gather(1, new[:, :, None].expand(-1, -1, x.shape[2]))).norm(dim=-1)
-        far = torch.minimum(far, apart).scatter(1, chosen, -1)
+        far = torch.minimum(far, apart(x, new)).scatter(1, chosen, -1)
+        rounds = rounds and max(1, rounds - 1)
     return chosen
+
+
+def apart(x: Tensor, chosen: Tensor) -> Tensor:
+    """(n, r): the distance from each token of x (n, r, c) to the nearest one of `chosen` (n, f)."""
+    # Head by head: all at once would be a gigabyte at full size.
+    return torch.stack([torch.cdist(own[few], own).amin(dim=0) for own, few in zip(x, chosen, strict=True)])
