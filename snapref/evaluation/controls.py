@@ -22,6 +22,8 @@ from snapref.sampling.pipeline import Pipeline
 from snapref.training.pairs import STYLES
 from snapref.world import prompt, render
 
+TIMED = 3  # batches of a row that are timed
+
 Pictures = Callable[[Case], list[np.ndarray]]
 
 
@@ -91,7 +93,7 @@ def asked(case: Case, control: Control, rng: np.random.Generator) -> tuple[str, 
 def draw_control(
     pipe: Pipeline, cases: list[Case], control: Control, seed: int = 0, steps: int | None = None, batch: int = 16
 ) -> tuple[np.ndarray, list[Case], list[float]]:
-    """(samples uint8 (n, h, w, 3), cases to score them against, time of every batch over a plain batch's).
+    """(samples uint8 (n, h, w, 3), cases to score them against, time of the first batches over a plain batch's).
 
     Reading the references is in the time; the plain batch runs right after, so that both meet the same machine.
     """
@@ -109,7 +111,7 @@ def draw_control(
         images = pipe(prompts, references=references, **common, **control.settings).images
         middle = time.perf_counter()
         pictures += [np.asarray(image) for image in images]
-        if references:
+        if references and len(ratios) < TIMED:
             pipe(prompts, **common)
             ratios.append((middle - begun) / (time.perf_counter() - middle))
         pipe.free()  # the next row reads its pictures itself
