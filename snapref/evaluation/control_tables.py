@@ -34,7 +34,10 @@ def two_table(two: dict) -> str:
         for name, found in two["conditions"].items()
     ]
     table = markdown(["two characters", "colour nearer to her own, %", "nearer to the other's, %"], rows)
-    return f"{table}\n\nHair and outfit colour of both characters of {two['n']} pairs."
+    return (
+        f"{table}\n\nHair and outfit colour of both characters of {two['n']} pairs; the prompt names the cut of hair "
+        "and clothes on each side, no colour."
+    )
 
 
 def span(found: dict) -> str:

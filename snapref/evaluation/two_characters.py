@@ -1,5 +1,8 @@
 """Two characters in one picture, each from her own reference: does each keep her colours, or do they mix?
 
+The prompt says who stands where by the cut of hair and clothes alone ("left kimono"): nano never saw two figures
+without a word about either, and draws one. Their colours come from the references.
+
 For every character of a pair the colour of her hair and of her outfit, where the true picture shows it, is either
 nearer to her own or to the other one's. Both at once, one reference unmasked for all, is what a mix-up looks like.
 """
@@ -30,6 +33,7 @@ from snapref.world import (
 SIZE = SIZES["landscape"]
 APART = 25.0  # ΔE by which two characters' colours must differ to tell a mix-up
 PARTS = ("hair", "outfit")
+NAMED = ("hair_style", "outfit")
 CONDITIONS = {"without regions": None, "with regions": ("left", "right")}
 
 
@@ -92,7 +96,7 @@ def two_report(pipe: Pipeline, count: int, seed: int = 0, steps: int | None = No
     for name, regions in CONDITIONS.items():
         shares = []
         for index, case in enumerate(cases):
-            words = prompt(case.left, case.right, case.scene, appearance=False, style=True)
+            words = prompt(case.left, case.right, case.scene, appearance=NAMED, style=True)
             result = pipe(
                 words, case.references, regions=regions, size=SIZE, seed=seed + index, steps=steps, quiet=True
             )
