@@ -77,11 +77,12 @@ still(
 )
 
 # %% [markdown]
-# *From the same noise. Compare the guidance-6 picture with the two after it: colours, contrast, and whether
-# lines stay clean.*
+# *From the same noise. At guidance 6 the small things, eyes first, come apart, and neither tool mends them. Compare
+# colours and contrast in the last three.*
 #
-# **Guess before you move anything.** Guidance up: more colour, or less? Which of `apg_eta` and `cfg_rescale` will
-# change the *shapes*? And when you tick "two scales" with `ref_guidance` equal to `guidance`, what changes?
+# **Guess before you move anything.** Guidance up: more colour all the way, or not? Which holds the latent's spread
+# back better at guidance 9, `apg_eta` 0 or `cfg_rescale` 0.7? And when you tick "two scales" with `ref_guidance` equal
+# to `guidance`, what changes?
 
 # %%
 from snapref.lab.guidance_board import GuidanceBoard
@@ -90,7 +91,7 @@ GuidanceBoard(pipe, picture, PROMPT, Settings(steps=10, seed=3, guidance=6)).sho
 
 # %% [markdown]
 # *Left the reference, then the picture the sliders started from, then the picture of the sliders now. Saturation
-# is the mean CIELAB chroma; the start is 100 %.*
+# is the mean CIELAB chroma; the start is 100 %. Until a slider moves both are the same.*
 #
 # ## Two answers, two numbers
 #
@@ -131,8 +132,8 @@ still(
 )
 
 # %% [markdown]
-# *The dashed circle is as long as the positive answer. Plain guidance leaves it far behind. Without the part along
-# (eta 0) the result turns as far but grows less.*
+# *The dashed circle's radius is the length of the positive answer. Plain guidance leaves it far behind. Without the
+# part along (eta 0) the result goes just as far across, so it turns further, and grows less.*
 #
 # ## APG
 #
@@ -234,9 +235,9 @@ assert all((plain.spread[0] == other.spread[0]).all() for other in others)  # gu
 
 # %% [markdown]
 # *Lines are means of three noises, bands their range; the small picture and six steps keep it quick. The curves
-# start at one point: at guidance 1 there is no difference to take apart. Where plain guidance leaves 100 %, see
-# which of the other two stays closer, and whether colour and spread tell the same story. APG bounds one step, not the
-# run: when a scale is too large, the part across adds up as well.*
+# start at one point: at guidance 1 there is no difference to take apart. At moderate scales APG keeps the spread
+# lowest, at the largest rescale does: APG bounds one step, not the run, and the parts across add up. Plain colour stops
+# rising while the spread goes on: colours end at black and white.*
 #
 # ## Two scales
 #
@@ -287,8 +288,9 @@ for name, step in {"prompt, p - n": positive - negative, "reference, n - u": neg
     print(f"{name:18} length {step.norm():6.2f}, of its square {(along.norm() / step.norm()) ** 2:.1%} lies along p")
 
 # %% [markdown]
-# *Pure noise, the first step. APG with eta 0 takes away exactly these shares, and at every step anew. Where a share
-# is small, APG can change little.*
+# *Pure noise, the first step. APG with eta 0 takes these shares away; each later step has shares of its own. With two
+# scales it projects both differences onto $p$: $g = p + (s - 1)\,P(p - n) + (r - 1)\,P(n - u)$. Where a share is small,
+# APG can change little.*
 #
 # What drops out of the formula is never computed. `Result.branches` counts the model calls:
 
@@ -312,13 +314,13 @@ assert torch.equal(default.latents, equal.latents) and torch.equal(both.latents,
 
 # %% [markdown]
 # So the default already *is* reference guidance, at the scale of the prompt. A smaller $r$ holds the reference back, a
-# larger one pushes it, and both cost a third call.
+# larger one pushes it; either costs a third call, except $r = 1$.
 
 # %%
 pulls = (1, 3, 6)
 drawn = [pipe(PROMPT, memory, **run, guidance=3, ref_guidance=r).image for r in pulls]
 still(
-    grid(drawn, [f"r = {r}" for r in pulls]),
+    grid(drawn, [f"r = {r}" for r in pulls], zoom=2),
     "Drawings with guidance 3 and ref_guidance 1, 3 and 6",
 )
 
@@ -340,10 +342,13 @@ assert torch.equal(draw(strength=0), pipe(PROMPT, **few, guidance=3).latents)
 print("fidelity 1 is the default, fidelity 0 is ref_in_uncond, strength 0 is the base model to the bit")
 
 # %%
-rows = [{"fidelity": 0}, {"strength": 0.5}, {"strength": 1.5}]
+rows = [{"fidelity": 0}, {"strength": 0.5}, {"strength": 1}, {"strength": 1.5}]
 drawn = [pipe(PROMPT, memory, **run, guidance=3, **row).image for row in rows]
 names = [f"{name} {value:g}" for row in rows for name, value in row.items()]
-still(grid(drawn, names), "Drawings with fidelity 0, with strength 0.5 and with strength 1.5")
+still(
+    grid(drawn, names, columns=4, zoom=2),
+    "Drawings with fidelity 0, and with strength 0.5, 1 (the default) and 1.5",
+)
 
 # %% [markdown]
 # *One noise throughout. Look for the character first, then for the scene.*
@@ -358,8 +363,8 @@ still(grid(drawn, names), "Drawings with fidelity 0, with strength 0.5 and with 
 #
 # ## The board again
 #
-# It starts where the reference is pushed hard. Take `apg_eta` down, then put it back and take `cfg_rescale` up. Both
-# cost nothing. Which one leaves more of the scene?
+# In the middle the reference is pushed hard; on the right `apg_eta` has already been taken to 0. Put it back to 1 and
+# take `cfg_rescale` up instead. Neither costs a call. Which one keeps the outlines darker?
 
 # %%
 pushed = Settings(steps=10, seed=3, guidance=6, ref_guidance=8)

@@ -3,10 +3,10 @@
 #
 # After this notebook you can
 #
-# - put two characters into one picture, each from her own reference, without mixing them up;
+# - put two characters into one picture, each from her own reference, with a region for each;
 # - join any number of remembered pictures by hand, each with a weight, as one softmax;
 # - choose between pictures read one by one and pictures stitched on one canvas;
-# - show only a part of a reference: the face, the outfit, no background.
+# - show only a part of a reference: the face, the outfit.
 #
 # About a minute on two CPU cores.
 
@@ -72,7 +72,8 @@ still(
 )
 
 # %% [markdown]
-# *Same noise, same prompt, same memory. Only who may read what differs.*
+# *Same noise, same prompt, same memory. Only who may read what differs. Regions help and are no wall: the tokens of
+# the new picture all see each other, and something small may still cross.*
 #
 # **Guess before you move anything.** What happens to the girl on the right when her weight goes to 0? And
 # where will the two meet when the border moves to a quarter?
@@ -159,7 +160,7 @@ print("weights 0 and 0: the base model, to the bit")
 # ## Two views of one character
 #
 # A portrait shows the eyes, a full body the shoes. Read both and the new picture can look things up in either.
-# The lower row turns one of them down.
+# The last four differ in their weights alone.
 
 # %%
 from dataclasses import replace
@@ -173,12 +174,12 @@ print(f"tokens per picture {two.tokens}, together {two.nbytes / 1e3:.0f} kB")
 
 weights = [(1, 0), (1, 1), (0.5, 0.5), (0, 1)]
 drawn = [pipe(scene, two, weights=w, seed=5, quiet=True).image for w in weights]
-names = ["portrait view", "full-body view", *(f"weights {a:g} and {b:g}" for a, b in weights)]
+names = ["portrait view", "full-body view", *(f"{a:g} and {b:g}" for a, b in weights)]
 still(grid([*views, *drawn], names, columns=6), "Two views of a character and drawings with four pairs of weights")
 
 # %% [markdown]
-# *(½, ½) is not (1, 1): the new picture weighs its own keys against all of the remembered ones, and two whole
-# pictures pull twice as hard as one.*
+# *Here the difference is hard to see. Still (½, ½) is not (1, 1): the new picture weighs its own keys against all of
+# the remembered ones, and two whole pictures pull twice as hard as one.*
 #
 # ## One by one, or on one canvas?
 #
@@ -201,6 +202,8 @@ still(
 )
 
 # %% [markdown]
+# *Read as one, nano draws both views into one figure: its adapter was only ever trained on single pictures.*
+#
 # ## Who stands where
 #
 # A region belongs to the *new* picture: only its tokens read that reference. No mask is needed. Tokens that read the

@@ -9,8 +9,7 @@
 # %% [markdown]
 # # 10 · The real Anima
 #
-# Three public files, a graphics card, and the pictures that ComfyUI users get from them. After this
-# notebook you can
+# Three public files, a graphics card, and the model that ComfyUI users draw with. After this notebook you can
 #
 # 1. go from those files to a picture in five lines, with a reference and with LoRAs;
 # 2. say before you start what lies on your card, how many GB, and about how many minutes it takes;
@@ -224,8 +223,9 @@ still(bars, "Stacked bars of GB for four ways to hold Anima, five phases each, w
 # - **The peak is the decoder's**, for a second at the end, not the 28 steps. The text encoder leaves
 #   before anything is drawn.
 # - **fp8** halves the blocks, no more. On 8 GB it is too near the edge: draw smaller, or offload.
-# - **Offload** leaves the blocks in host memory; two at a time visit the card.
-# - While drawing, the adapter is counted twice: once as it is, once merged into copies of the weights.
+# - **Offload** leaves the weights in host memory; two blocks, or one layer of the others, visit the card.
+# - While drawing, 16-bit weights without offload count the adapter twice: once as it is, once merged into copies
+#   of the weights.
 #
 # Host memory is no second limit: tensors go from the mapped file to the card one by one (with offload, what
 # stays at home does count).
@@ -302,9 +302,10 @@ assert seen["residual stream"] == torch.float32
 #
 # ## How many minutes
 #
-# **Nothing has been run on a GPU; this is arithmetic and one assumption.** The operations are counted by
-# running the model on shapes. The assumption: between 20 % and 40 % of a card's published rate is
-# reached. The upper end is where the published time on an A100 lies:
+# **Nothing has been run on a GPU; this is arithmetic and one assumption.** The operations are counted by running the
+# model on shapes. The assumption: between 20 % and 40 % of a card's published rate is reached. The codec counts at the
+# card's fp32 rate, and on the T4 the reading of the reference too. The upper end is where the published time on an A100
+# lies:
 
 # %%
 from snapref.lab.minutes import PUBLISHED_SECONDS, SHARES, TERA, published_share, seconds, work
@@ -330,15 +331,15 @@ for card in CARDS:
 #
 # ```python
 # import snapref
-# pipe = snapref.load("anima", folder="ComfyUI", adapter="snapref_v1a", place=..., captions=...)
+# pipe = snapref.load("anima", folder="ComfyUI", adapter="snapref_v1a")
 # her = pipe.encode("her.png")
 # drawn = pipe("1girl, beach, waving, full body", her)
 # drawn.save("beach.png")
 # ```
 #
-# `place` and `captions` are left out if the adapter's file states them. **The published adapter files are
-# untested here**: their layout could not be seen, so branches, modules and ranks are read from the
-# tensors, and what a file does not state has to be given. The same five with this notebook's model:
+# Where the adapter's file does not state them, `place=(t, h, w)` and `captions={"cs": "…"}` have to be given. **The
+# published adapter files are untested here**: their layout could not be seen, so branches, modules and ranks are read
+# from the tensors, and what a file does not state has to be given. The same five with this notebook's model:
 
 # %%
 her = pipe.encode(reference) if pipe.adapter else None
@@ -379,7 +380,8 @@ assert same
 #
 # LoRAs go into the base's weights, before the reference branches; the reference is read with them. kohya's,
 # ComfyUI's and diffusers' names are read; LoKr, LoHa and DoRA are refused by name. This one is random
-# numbers, to see *that* it acts; with your own: `pipe.add_lora("style")`, a name in the folder's `loras`.
+# numbers, to see *that* it acts; with your own:
+# `pipe.add_lora("ComfyUI/models/loras/style.safetensors")`, or by name `snapref.load(…, loras=["style"])`.
 
 # %%
 lora = write_lora(folder / "random.safetensors", pipe.config)
@@ -457,13 +459,13 @@ print("•", said(lambda: draw(pipe, PROMPT, strength=-1)))
 # |---|---|
 # | "cut short", "a web page", "a Git LFS pointer" | fetch that file again; `snapref inspect` tells |
 # | "holds 2 files that are a diffusion model" | give `base=` |
-# | "holds no … tokenizer" | `FILES` = the ComfyUI program's folder, `tokenizers=`, or a download |
+# | "lacks the tokenizer of …" | `FILES` = the ComfyUI program's folder, `tokenizers=`, or a download |
 # | "does not state its place" | give `place=` and `captions=` as the adapter's author documents them |
 # | "out of memory" | do what the sentence says; `OFFLOAD = True` first |
-# | "not finite", a block's number | the file or a LoRA is broken, or fp16 overflows: `dtype=torch.bfloat16` |
+# | "not finite", a block's number | the file or a LoRA is broken, or fp16 overflows: load with `dtype=torch.bfloat16` |
 # | a stranger in the picture | is `ADAPTER` given? `inspect` says whether it is an adapter or a LoRA |
 # | right face, wrong clothes | raise `strength`, or name the clothes; a beach suggests a swimsuit |
-# | other pictures than ComfyUI | the noise of `er_sde` is made on the card there: `noise_device` |
+# | other pictures than ComfyUI | the noise of `er_sde` is made on the card there: `noise_device="cuda"` |
 # | it is slow | is `pipe.device` cuda? Colab: *Runtime > Change runtime type* |
 
 # %% [markdown]

@@ -259,7 +259,7 @@ def compare_checkpoints(
 
 @bench.command("full-size")
 def full_size(
-    folder: Annotated[Path | None, typer.Option(help="Where 6 GB of files lie for that time.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Where 7 GB of files lie for that time.")] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="The same in miniature.")] = False,
     as_json: AsJson = False,
     out: Out = None,
