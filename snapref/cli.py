@@ -142,7 +142,7 @@ def generate(
         Path | None, option("Of the files: nano's own, a ComfyUI folder, or a diffusers one.", panel=FILES)
     ] = None,
     fetch: Annotated[bool, option("anima: fetch what is missing first.", "--download", panel=FILES)] = False,
-    adapter: Annotated[str | None, option("A file, or a name: nano's v1a, v1b, v2a; of loras.", panel=FILES)] = None,
+    adapter: Annotated[str | None, option("A file, or its name: v1a, v1b, v2a; in loras.", panel=FILES)] = None,
     place: Annotated[str | None, option("t,h,w of an adapter that states none.", panel=FILES)] = None,
     caption: Annotated[
         list[str] | None, option("MODE=TEXT of an adapter that states none.", "--caption", panel=FILES)

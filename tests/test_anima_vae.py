@@ -7,6 +7,7 @@ from anima_golden import apart, golden
 pytest.importorskip("diffusers", reason="the VAE is diffusers' class: pip install diffusers")
 
 from snapref.anima import vae as vae_module  # noqa: E402
+from snapref.anima.offload import at_work, send_home  # noqa: E402
 from snapref.anima.vae import QwenImageVAE  # noqa: E402
 from snapref.files.keys import KeyMismatch, load_vae  # noqa: E402
 
@@ -113,3 +114,16 @@ def test_sizes(vae):
     with pytest.raises(ValueError, match="picture is 40x32 px; both sides must be multiples of 16"):
         vae.encode(torch.zeros(1, 3, 32, 40))
     assert vae.factor == 8
+
+
+def test_layer_by_layer_from_a_16_bit_home_is_the_wide_one(vae):
+    """Stored in bf16, computed in fp32 where each layer comes for its own call: the bits of the copy in fp32."""
+    home = load_vae(golden("tiny_vae_state_dict"), "tiny").to(torch.bfloat16)
+    wide = load_vae(golden("tiny_vae_state_dict"), "tiny").to(torch.bfloat16).float()
+    send_home(home, torch.device("cpu"), torch.float32, by_layer=True)
+    generator = torch.Generator().manual_seed(0)
+    pixels, latent = (torch.rand(shape, generator=generator) for shape in ((1, 3, 32, 48), (1, 16, 1, 4, 6)))
+    with at_work(home):
+        assert torch.equal(home.encode(pixels), wide.encode(pixels))
+        assert torch.equal(home.decode(latent), wide.decode(latent))
+    assert {p.dtype for p in home.parameters()} == {torch.bfloat16}

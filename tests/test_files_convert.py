@@ -74,6 +74,17 @@ def test_what_cannot_be_converted(bundle, tmp_path):
     assert not (tmp_path / "out.safetensors").exists()
 
 
+@pytest.mark.parametrize("number, format_", [(1e5, "fp16"), (float("nan"), "fp8"), (float("inf"), "fp8")])
+def test_numbers_that_do_not_fit_are_named(bundle, number, format_, tmp_path):
+    tensors = {name: tensor.float() for name, tensor in load_file(bundle).items()}
+    name = next(name for name, tensor in tensors.items() if tensor.ndim == 2)
+    tensors[name][0, 0] = number
+    save_file(tensors, tmp_path / "wide.safetensors", metadata=read_metadata(bundle))
+    with pytest.raises(WeightsError, match=f"{name}.* of .*has numbers that are not finite in {format_}"):
+        convert_adapter(tmp_path / "wide.safetensors", tmp_path / "out.safetensors", format_)
+    assert not (tmp_path / "out.safetensors").exists()
+
+
 def test_command(bundle, tmp_path):
     run = CliRunner().invoke(app, ["convert", str(bundle), str(tmp_path / "small.safetensors"), "--json"])
     report = json.loads(run.stdout)

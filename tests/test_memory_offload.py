@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from snapref.anima.offload import at_work, bring, send_home
 from snapref.reference.bundle import save_bundle
+from snapref.reference.fingerprint import hash_module
 from snapref.sampling.opening import open_files
 
 BF16 = torch.bfloat16
@@ -53,6 +54,15 @@ def test_a_run_gives_the_same_bits(files, dtype):
     assert all(torch.equal(x, y) for p, q in zip(a.layers, b.layers, strict=True) for x, y in zip(p, q, strict=True))
     now = dict(away.model.named_parameters())
     assert all(now[name] is t for name, t in tensors.items()), "something did not go home"
+
+
+def test_a_reference_serves_both(files):
+    """Numbers count, not what they are stored in: what one read, the other draws with."""
+    usual, away = opened(files, False), opened(files, True)
+    for module, other in ((usual.model, away.model), (usual.text.qwen, away.text.qwen)):
+        assert hash_module(module) == hash_module(other)
+    drawn = [usual("1girl", pipe.encode(picture()), steps=1, quiet=True).latents for pipe in (usual, away)]
+    assert torch.equal(*drawn)
 
 
 @torch.no_grad()

@@ -210,6 +210,17 @@ def test_joining_needs_the_same_base_and_adapter():
         ReferenceCache.concat([ours, ours.to(dtype=torch.float16)])
 
 
+def test_joining_needs_one_language_model_where_it_is_known():
+    def heard(model):
+        cache = marked(1)
+        return dataclasses.replace(cache, fingerprint=dataclasses.replace(cache.fingerprint, language_model=model))
+
+    assert ReferenceCache.concat([heard(""), heard("a"), heard("")]).fingerprint.language_model == "a"
+    for models in (["a", "b"], ["", "a", "b"], ["a", "", "b"]):
+        with pytest.raises(CacheError, match="the language model .'b' here, 'a' expected"):
+            ReferenceCache.concat([heard(model) for model in models])
+
+
 def test_never_encoded_through_the_target_branch():
     with merged(tiny_model(), tiny_adapter().target):
         with pytest.raises(MergeError, match="encode the reference before merging"):

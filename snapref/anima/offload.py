@@ -114,6 +114,8 @@ def visiting_layers(module: nn.Module, device: torch.device, dtype: torch.dtype)
     inside = [part for part in module.modules() if part is not module]
     layers = [part for part in inside if any(t is not None for t in own_tensors(part).values())]
 
+    before = {layer: vars(layer)["forward"] for layer in layers if "forward" in vars(layer)}
+
     def visiting(layer: nn.Module, compute):
         lookup = isinstance(layer, nn.Embedding)  # casting what was looked up is casting before, of far less
 
@@ -124,14 +126,16 @@ def visiting_layers(module: nn.Module, device: torch.device, dtype: torch.dtype)
 
         return forward
 
-    for layer in layers:
-        layer.forward = visiting(layer, layer.forward)
     try:
+        for layer in layers:
+            layer.forward = visiting(layer, layer.forward)
         with exchanged(bring(module, device, dtype, recurse=False)):
             yield
     finally:
         for layer in layers:
-            del layer.forward
+            vars(layer).pop("forward", None)
+            if layer in before:
+                layer.forward = before[layer]
 
 
 @torch.no_grad()

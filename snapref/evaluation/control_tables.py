@@ -18,7 +18,7 @@ def control_table(report: dict) -> str:
         f"\n\n{row['name'].capitalize()}: identity {percent(row['change']['mean'], row['change']['ci95'])} points "
         "against the default, case by case."
         for row in report["rows"]
-        if row["group"] == "file"
+        if row["group"] == "file" and row["change"]
     )
     return (
         f"{table}\n\nn = {report['n']} held-out characters, scene-only prompts, the same noise in every row; in "

@@ -27,7 +27,7 @@ def in_eight_bits(pipe: Pipeline, base: bool = False) -> Pipeline:
     tensors: dict[str, Tensor] = {}
     for name, weight in pipe.model.state_dict().items():
         if name in narrow:  # one scale per tensor, as the published fp8 files have it
-            scale = weight.abs().max().float().reshape(1, 1) / torch.finfo(FP8).max
+            scale = weight.abs().max().float().clamp(min=1e-12).reshape(1, 1) / torch.finfo(FP8).max
             tensors[name], tensors[f"{name}_scale"] = (weight / scale).to(FP8), scale
         else:
             tensors[name] = weight

@@ -155,8 +155,9 @@ def draw(scale: str, folder: Path) -> dict:
 def peak_bytes() -> int:
     """The most memory that this process ever had, mapped files included."""
     if sys.platform == "linux":  # `ru_maxrss` there begins with what the process that started this one had
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

@@ -54,7 +54,7 @@ def convert(
     to: Annotated[str, typer.Option(help="fp8 (half of 16 bits), fp16, bf16 or fp32.")] = "fp8",
     as_json: AsJson = False,
 ) -> None:
-    """Write an adapter in another number format; names and header stay as they are."""
+    """Write an adapter in another number format; its header stays as it is."""
     from snapref.files.convert import convert_adapter
 
     before, after = convert_adapter(adapter, out, to)

@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from snapref.files.broken import WeightsError
+from snapref.anima.linear import FLOAT8
+from snapref.files.broken import WeightsError, finite
 from snapref.files.inspect import inspect
 from snapref.files.loader import read_metadata, read_tensors
 from snapref.files.weights import save_weights
@@ -34,25 +35,25 @@ def scaled(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if name.endswith(tuple(ends)):
             continue
-        if tensor.dtype.itemsize == 1:
+        if tensor.dtype in FLOAT8:
             tensor = tensor.float() * scales.get(name, torch.ones(()))
         found[name] = tensor
     return found
 
 
 def convert_adapter(source: str | Path, out: str | Path, format_: str = "fp8") -> tuple[int, int]:
-    """Writes an adapter's matrices in `format_`, names and header as they are; returns bytes before and after.
+    """Writes an adapter's matrices in `format_`, the header as it is; returns bytes before and after.
 
-    fp8 has a scale for each row, fp32, beside the matrix. Raises WeightsError for a file that is no adapter, a
-    format that is not known, or an `out` that is the source.
+    fp8 has a scale for each row, fp32, beside the matrix, and names that end in ".weight". Raises WeightsError for a
+    file that is no adapter, a format that is not known, numbers too large for it, or an `out` that is the source.
     """
     source, out = Path(source), Path(out)
     if format_ not in FORMATS:
         raise WeightsError(f"format is {format_!r}; it must be one of {', '.join(FORMATS)}")
-    if out.exists() and out.samefile(source):
-        raise WeightsError(f"{out} is the file that is read; give another name")
     if (found := inspect(source)).kind != "adapter":
         raise WeightsError(f"{source} is {found.words}, no adapter; give an adapter's file")
+    if out.exists() and out.samefile(source):
+        raise WeightsError(f"{out} is the file that is read; give another name")
     tensors: dict[str, Tensor] = {}
     for name, tensor in scaled(read_tensors(source)).items():
         if tensor.ndim != 2:
@@ -62,5 +63,7 @@ def convert_adapter(source: str | Path, out: str | Path, format_: str = "fp8") -
             tensors[f"{stem}.weight"], tensors[f"{stem}.weight_scale"] = by_row(tensor)
         else:
             tensors[name] = tensor.to(FORMATS[format_])
+    if lost := [name for name, tensor in tensors.items() if not finite(tensor)]:
+        raise WeightsError(f"{lost[0]} of {source} has numbers that are not finite in {format_}; take bf16 or fp32")
     save_weights(tensors, out, dtype=None, metadata=read_metadata(source) or None)
     return source.stat().st_size, out.stat().st_size

@@ -147,9 +147,11 @@ class ReferenceCache:
         first = caches[0]
         if len(caches) == 1:
             return first
+        known = next((c.fingerprint.language_model for c in caches if c.fingerprint.language_model), "")
+        common = replace(first.fingerprint, language_model=known)
         for number, cache in enumerate(caches[1:], start=2):
             others = replace(cache.fingerprint, pictures=first.fingerprint.pictures)
-            if differences := others.differences(first.fingerprint):
+            if differences := others.differences(common):
                 raise CacheError(
                     f"cache {number} does not fit the first: {' and '.join(differences)} differ; "
                     "encode all pictures with one base and one adapter"
@@ -165,9 +167,8 @@ class ReferenceCache:
             joined([cache.layers for cache in caches]),
             tuple(group for cache in caches for group in cache.groups),
             replace(
-                first.fingerprint,
+                common,
                 pictures=tuple(picture for cache in caches for picture in cache.fingerprint.pictures),
-                language_model=max(cache.fingerprint.language_model for cache in caches),  # one that is known
             ),
             None if caches[0].scales is None else joined([cache.scales for cache in caches]),
         )

@@ -86,6 +86,17 @@ def hash_tensors(named: Iterable[tuple[str, Tensor]]) -> str:
     return digest.hexdigest()
 
 
+def narrowed(tensor: Tensor) -> Tensor:
+    """The same numbers in the first of bf16, fp16 and fp32 that holds them all exactly; other dtypes as they are."""
+    if tensor.dtype not in (torch.float32, torch.float16):
+        return tensor
+    narrower = (torch.bfloat16, torch.float16) if tensor.dtype == torch.float32 else (torch.bfloat16,)
+    for dtype in narrower:
+        if torch.equal((small := tensor.to(dtype)).to(tensor.dtype), tensor):
+            return small
+    return tensor
+
+
 @dataclass(frozen=True, eq=False)
 class Seen:
     """A tensor as it was when its module was hashed."""
@@ -111,6 +122,7 @@ _hashes: weakref.WeakKeyDictionary[nn.Module, tuple[dict[str, Seen], str]] = wea
 def hash_module(module: nn.Module) -> str:
     """sha256 of all tensors of a module; remembered, and made anew once one was replaced or written to.
 
+    The numbers count, not what they are stored in: a bf16 file gives one hash, loaded as bf16 or widened to fp32.
     What stands beside an fp8 weight (`anima.linear`) counts as well.
     """
     tensors = dict(module.state_dict(keep_vars=True))
@@ -121,5 +133,5 @@ def hash_module(module: nn.Module) -> str:
     state = {name: Seen.of(tensor) for name, tensor in tensors.items()}
     known = _hashes.get(module)
     if known is None or known[0] != state:
-        known = _hashes[module] = (state, hash_tensors(tensors.items()))
+        known = _hashes[module] = (state, hash_tensors((name, narrowed(tensor)) for name, tensor in tensors.items()))
     return known[1]

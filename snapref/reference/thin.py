@@ -66,9 +66,9 @@ def joined(k: Tensor, v: Tensor) -> Tensor:
     """(n, r, 2d) fp32: keys and values side by side, so scaled that both are equally far apart in the mean."""
 
     def scaled(x: Tensor) -> Tensor:
-        x = x.float()
-        variance = x.square().sum(-1).mean(1) - x.mean(1).square().sum(-1)  # half of the mean squared distance
-        return x / variance.clamp(min=1e-12).sqrt()[:, None, None]
+        x = x.float() - x.float().mean(1, keepdim=True)
+        half = x.square().sum(-1).mean(1)  # of the mean squared distance
+        return x / half.clamp(min=1e-12).sqrt()[:, None, None]
 
     return torch.cat([scaled(k), scaled(v)], dim=-1)
 

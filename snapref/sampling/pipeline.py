@@ -189,7 +189,7 @@ class Pipeline:
 
     def contexts(self, prompts: Sequence[str]) -> list[Tensor]:
         """Returns one context (1, k, c) per prompt; k is larger than usual for a very long prompt."""
-        with at_work(self.text.qwen):  # on the device for all prompts together, and gone before the first step
+        with at_work(self.text.qwen):  # gone from the device before the first step
             known = {prompt: self.text([prompt]).to(self.device) for prompt in dict.fromkeys(prompts)}
         return [known[prompt] for prompt in prompts]
 
