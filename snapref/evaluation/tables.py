@@ -93,7 +93,7 @@ def pictures_table(codec: dict, pictures: dict, speed: dict) -> str:
     ]
     return (
         f"{markdown(head, rows)}\n\n{codec_line(codec)} "
-        f"One picture, its reference read anew, takes {speed['seconds']:.2f} s on {speed['threads']} threads."
+        f"One picture, its reference read anew, takes {speed['seconds']:.2f} s; threads: {speed['threads']}."
     )
 
 
