@@ -113,6 +113,6 @@ def comparison_text(report: dict) -> str:
     equal = sum(row["behind_ci95"][0] <= 0 for row in report["ranking"][1:])
     rows.append(
         f"\n{report['n']} held-out pairs of {report['model']}, the same for all; gap: loss with another's reference "
-        f"minus with the right one. {equal} of the others cannot be told from the first, {Path(best['path'])}"
+        f"minus with the right one. Others that cannot be told from the first, {Path(best['path'])}: {equal}"
     )
     return "\n".join(rows)
