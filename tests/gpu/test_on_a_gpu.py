@@ -12,13 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from snapref.anima.attention import KeyGroup
 from snapref.anima.linear import Float8Linear
 from snapref.anima.model import AnimaDiT
 from snapref.anima.offload import Visits
-from snapref.config import BASE
+from snapref.config import BASE, NANO
+from snapref.files.nano import nano_file
 from snapref.sampling.memory import CONTEXT, Ask, make_plan
+from snapref.sampling.opening import open_files
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
@@ -138,6 +141,20 @@ def test_visiting_blocks_give_the_same_bits():
     FIGURES["offload"] = {"blocks_at_once": (torch.cuda.max_memory_allocated() - held) / one}
     FIGURES["offload"]["seconds_per_call"] = seconds(lambda: model(x, sigma, context))
     assert torch.cuda.max_memory_allocated() - held < 4 * one  # two blocks, and what a call computes
+
+
+def test_a_run_whose_parts_live_away_gives_the_same_bits():
+    """Language model, LLM adapter and codec come layer by layer, blocks one by one; on nano, files and all."""
+    files = {name: nano_file(f"{file}.safetensors") for name, file in
+             {"base": "base", "text_encoder": "text", "codec": "codec", "adapter": "adapter_v1a"}.items()}  # fmt: skip
+    files["tokenizers"] = nano_file("qwen_tokenizer.json"), nano_file("t5_tokenizer.json")
+    picture = Image.effect_mandelbrot((96, 128), (-2, -1.5, 1, 1.5), 50).convert("RGB")
+    drawn = []
+    for offload in (False, True):
+        pipe = open_files(NANO, **files, device=torch.device("cuda"), dtype=torch.float32, offload=offload)
+        drawn.append(pipe("1girl, beach", picture, steps=4, quiet=True))
+    assert torch.equal(drawn[0].latents, drawn[1].latents)
+    assert drawn[0].image.tobytes() == drawn[1].image.tobytes()
 
 
 @torch.no_grad()
