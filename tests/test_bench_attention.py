@@ -59,7 +59,11 @@ def test_ratios_of_known_times():
     report = row_report(job, ROWS[0], [found, found])
     assert report["ratio"]["median"] == pytest.approx((11.2 + 5.6 / 28) / 10)
     assert report["floor"]["median"] == pytest.approx(1 + (1 + 2.8 / 28) / 10)
-    assert report["over_floor"]["median"] == pytest.approx(1.4 / 1.1, abs=1e-4)
+    best = {"ratio": 1.14, "floor": 1.11, "over_floor": 1.4 / 1.1}
+    assert report["best"] == pytest.approx(best, abs=1e-4)
+    slow = {what: 3 * seconds for what, seconds in found.items()} | {"default": 30.0}
+    report = row_report(job, ROWS[0], [slow, found])
+    assert report["best"] == pytest.approx(best, abs=1e-4) and report["ratio"]["median"] < 1.14
     unmerged = next(row for row in ROWS if not row.merged)
     small = unmerged.beside(job)
     assert small.total() == 2 * len(job.adapter.target_targets) and not ROWS[0].beside(job)

@@ -24,7 +24,7 @@ class KeyGroup:
         """Keys and values in a dtype that can be computed with; the same tensors where they are in it already."""
         if self.scales is None:
             return self.k.to(dtype), self.v.to(dtype)
-        k, v = (side.float() * scale for side, scale in zip((self.k, self.v), self.scales, strict=True))
+        k, v = (side.to(scale.dtype).mul_(scale) for side, scale in zip((self.k, self.v), self.scales, strict=True))
         return k.to(dtype), v.to(dtype)
 
 

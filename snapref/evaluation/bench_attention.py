@@ -186,10 +186,10 @@ def reading_floor(job: Job) -> Counter[Product]:
 def bench_attention(job: Job | None = None, rows=ROWS, quiet: bool = False) -> dict:
     """Rounds in which the plain step, reading, every row and every attention are timed once.
 
-    Returns {"rows": [{name, ratio, floor, over_floor, …}], …}. ratio: the row's step, with its share of reading, over
-    the plain step of its round. floor: the same with nothing but the attentions and products that the row adds,
-    timed by themselves. over_floor: (ratio − 1) / (floor − 1), what is added over what must be. Each is a median
-    with its quartiles.
+    Returns {"rows": [{name, best, ratio, floor}], …}. ratio: the row's step, with its share of reading, over
+    the plain step. floor: the same with nothing but the attentions and products that the row adds, timed by
+    themselves. Both as a median of the rounds with quartiles; best: of the quickest of each over all rounds, which
+    a busy machine disturbs least, with over_floor = (ratio - 1) / (floor - 1), what is added over what must be.
     """
     job = job or Job()
     setting, watch = Setting(job), Stopwatch(job.dtype, torch.device("cpu"))
@@ -226,18 +226,22 @@ def bench_attention(job: Job | None = None, rows=ROWS, quiet: bool = False) -> d
 
 
 def row_report(job: Job, row: Row, times: list[dict]) -> dict:
-    plain, reading, beside, ratios, floors = attention(job, job.tokens), reading_floor(job), row.beside(job), [], []
-    for found in times:
-        once = row.pictures * found["read"] + found["merge", row.name]
-        ratios.append((found[row.name] + once / job.steps) / found[None])
-        # The attention of the plain step in the same round, for both branches, is not added.
-        added = sum(count * found[product] for product, count in row.attentions(job).items()) - 2 * found[plain]
-        added += sum(count * found[product] for product, count in beside.items())
-        reading_least = sum(count * found[product] for product, count in reading.items())
-        least = job.dit.blocks * added + row.pictures * reading_least / job.steps
-        floors.append(1 + least / found[None])
-    over = [(ratio - 1) / (floor - 1) for ratio, floor in zip(ratios, floors, strict=True)]
-    return {"name": row.name, "ratio": spread(ratios), "floor": spread(floors), "over_floor": spread(over)}
+    rounds = [ratio_and_floor(job, row, found) for found in times]
+    quickest = {what: min(found[what] for found in times) for what in times[0]}
+    ratio, floor = ratio_and_floor(job, row, quickest)
+    best = {"ratio": round(ratio, 4), "floor": round(floor, 4), "over_floor": round((ratio - 1) / (floor - 1), 4)}
+    return {"name": row.name, "best": best, "ratio": spread(ratio for ratio, _ in rounds),
+            "floor": spread(floor for _, floor in rounds)}  # fmt: skip
+
+
+def ratio_and_floor(job: Job, row: Row, found: dict) -> tuple[float, float]:
+    """(the row's step over the plain one, the same with nothing but what the row must add) of seconds by name."""
+    reading = sum(count * found[product] for product, count in reading_floor(job).items())
+    added = sum(count * found[product] for product, count in (row.attentions(job) + row.beside(job)).items())
+    added -= 2 * found[attention(job, job.tokens)]  # the plain step's own, of both branches
+    least = job.dit.blocks * added + row.pictures * reading / job.steps
+    once = row.pictures * found["read"] + found["merge", row.name]
+    return (found[row.name] + once / job.steps) / found[None], 1 + least / found[None]
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -263,10 +267,10 @@ def bench_text(report: dict) -> str:
            "{threads} thread(s), {rounds} rounds; reading spread over {steps} steps".format(**report)  # fmt: skip
     lines = [head]
     for row in report["rows"]:
-        ratio, (low, high) = row["ratio"]["median"], row["ratio"]["quartiles"]
+        best, (low, high) = row["best"], row["ratio"]["quartiles"]
         lines.append(
-            f"{row['name']:30} {ratio:.3f} × plain (quartiles {low:.3f} to {high:.3f}), "
-            f"floor {row['floor']['median']:.3f}, added {row['over_floor']['median']:.2f} × its floor"
+            f"{row['name']:30} {best['ratio']:.3f} × plain, floor {best['floor']:.3f}, added "
+            f"{best['over_floor']:.2f} × its floor; rounds {row['ratio']['median']:.3f} ({low:.3f} to {high:.3f})"
         )
     return "\n".join(lines)
 
