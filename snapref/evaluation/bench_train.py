@@ -8,9 +8,9 @@ there. Memory is measured in a process of its own for two numbers of blocks and 
 import csv
 import multiprocessing
 import os
-import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -43,7 +43,7 @@ class Job:
     blocks: int = 2
     size: tuple[int, int] = BASE.default_size  # (height, width)
     ref_size: tuple[int, int] = BASE.default_size
-    steps: int = 4  # the first one is not counted
+    steps: int = 5  # the first one is not counted, and the last one has no end
 
     @property
     def small(self) -> ModelConfig:
@@ -71,13 +71,14 @@ class Job:
 
 @dataclass(frozen=True)
 class TrainBench:
-    """Seconds are medians of steps; memory in bytes. `…_all` is for the model's own number of blocks, computed."""
+    """Seconds are the quickest of all rounds, a step and each product once in every round, which a busy machine
+    disturbs least; memory in bytes. `…_all` is for the model's own number of blocks, computed."""
 
     seconds: float
     floor_seconds: float
     ratio: float
-    ratio_low: float  # of the fastest step
-    ratio_high: float  # of the slowest
+    ratio_low: float  # of the best round by itself
+    ratio_high: float  # of the worst
     floor_seconds_all: float
     over_plain: float  # the floor as a multiple of the plain target's forward and backward, checkpointed alike
     data_share: float  # of the loop's time, spent waiting for a batch
@@ -107,7 +108,7 @@ class TrainBench:
             f"{self.blocks} blocks of width {self.width}, {self.tokens[0]} target and {self.tokens[1]} reference "
             f"tokens, {self.device}, {self.threads} threads: {self.seconds:.2f} s a step, "
             f"floor {self.floor_seconds:.2f} s, ratio {self.ratio:.3f} "
-            f"({self.ratio_low:.3f} to {self.ratio_high:.3f} of {self.steps} steps)\n"
+            f"(round by round {self.ratio_low:.3f} to {self.ratio_high:.3f}, {self.steps} rounds)\n"
             f"floor of {self.all_blocks} blocks {self.floor_seconds_all:.1f} s, {self.over_plain:.2f} times the plain "
             f"target's forward and backward; waiting for data {self.data_share:.2%} of the loop\n"
             f"peak memory above the start (the last one carried on): {peaks or 'not measured'}"
@@ -119,17 +120,24 @@ class BenchTask:
 
     reads_disk = True
 
-    def __init__(self, job: Job, folder: Path):
+    def __init__(self, job: Job, folder: Path, between: Callable[[], object] = lambda: None):
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         dit = randomised(initialise(AnimaDiT(job.small)), torch.Generator().manual_seed(0))
         dit = dit.to(device, job.dtype).requires_grad_(False)
         adapter = Adapter(job.adapter, job.small)
         freeze_unread(adapter)
         self.model = AdapterStep(dit, adapter, recompute=True)
+        self.between = between  # called before every step, outside of its time
+        self.ended: list[float] = []
         self.began: list[float] = []
-        self.model.register_forward_pre_hook(lambda *_: self.began.append(time.perf_counter()))
+        self.model.register_forward_pre_hook(self.note)
         self.path = folder / "pairs.safetensors"
         save_weights(pairs_of(job), self.path, torch.float16)
+
+    def note(self, *_) -> None:
+        self.ended.append(time.perf_counter())  # the step before
+        self.between()
+        self.began.append(time.perf_counter())
 
     def batch(self, step: int, rank: int, world: int) -> dict[str, Tensor]:
         row = slice(step % ROWS, step % ROWS + 1)
@@ -149,9 +157,9 @@ def pairs_of(job: Job) -> dict[str, Tensor]:
     return {**pictures, **{name: torch.randn(ROWS, rows, width) for name in ("context", "reference_context")}}
 
 
-def run(job: Job, folder: Path) -> tuple[list[float], float]:
-    """(seconds of each step, share of waiting for data) of the loop."""
-    task = BenchTask(job, folder)
+def run(job: Job, folder: Path, between: Callable[[], object] = lambda: None) -> tuple[list[float], float]:
+    """(seconds of each step but the last, share of waiting for data) of the loop."""
+    task = BenchTask(job, folder, between)
     settings = RunConfig(
         task="adapter", name="bench", steps=job.steps, batch=1, warmup=1, save_every=job.steps, optimizer="adamw",
         adamw_lr=1e-4,
@@ -159,7 +167,7 @@ def run(job: Job, folder: Path) -> tuple[list[float], float]:
     train(task, settings, folder, until=job.steps)
     with (folder / "bench/log.csv").open() as file:
         share = float([*csv.DictReader(file)][-1]["data"])
-    return [b - a for a, b in zip(task.began, task.began[1:], strict=False)], share
+    return [b - a for a, b in zip(task.began, task.ended[1:], strict=False)], share
 
 
 def bench_train(job: Job | None = None, memory: tuple[int, ...] = (2, 4), rounds: int = 2) -> TrainBench:
@@ -171,19 +179,21 @@ def bench_train(job: Job | None = None, memory: tuple[int, ...] = (2, 4), rounds
     def products(blocks: int, adapter: AdapterConfig | None = job.adapter):
         return step_products(job.model_of(blocks).dit, adapter, *job.tokens, rows)
 
+    floors: list[float] = []  # as they are when the step before has ended
     with tempfile.TemporaryDirectory() as folder:
-        seconds, share = run(job, Path(folder))
+        seconds, share = run(job, Path(folder), lambda: floors.append(watch.round(products(job.blocks))))
+    ratios = [step / floor for step, floor in zip(seconds[1:], floors[2:], strict=False)]
     floor, floor_all = (watch.seconds(products(n)) for n in (job.blocks, model.dit.blocks))
     plain = watch.seconds(products(model.dit.blocks, None))
     measured = {n: measured_peak(replace(job, blocks=n, steps=2)) for n in memory}
     predicted = {n: predicted_peak(job, n) for n in (*memory, model.dit.blocks)}
     return TrainBench(
-        seconds=statistics.median(seconds), floor_seconds=floor, ratio=statistics.median(seconds) / floor,
-        ratio_low=min(seconds) / floor, ratio_high=max(seconds) / floor, floor_seconds_all=floor_all,
+        seconds=min(seconds[1:]), floor_seconds=floor, ratio=min(seconds[1:]) / floor,
+        ratio_low=min(ratios), ratio_high=max(ratios), floor_seconds_all=floor_all,
         over_plain=floor_all / plain, data_share=share, flops=flops(products(job.blocks)), measured_peaks=measured,
         predicted_peaks={n: predicted[n] for n in memory}, measured_peak_all=line(measured, model.dit.blocks),
         predicted_peak_all=predicted[model.dit.blocks], blocks=job.blocks, all_blocks=model.dit.blocks,
-        width=model.dit.width, tokens=job.tokens, steps=len(seconds), device=watch.device.type,
+        width=model.dit.width, tokens=job.tokens, steps=len(ratios), device=watch.device.type,
         threads=torch.get_num_threads(),
     )
 

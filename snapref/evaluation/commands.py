@@ -221,7 +221,7 @@ def sides_of(name: str, text: str) -> tuple[int, int]:
 def train(
     blocks: Annotated[int, typer.Option(help="Full-width blocks that are timed.")] = 2,
     size: Annotated[str, typer.Option(help="WIDTHxHEIGHT of target and reference.")] = "832x1216",
-    steps: Annotated[int, typer.Option(help="Of the loop; the first is not counted.")] = 4,
+    steps: Annotated[int, typer.Option(help="Of the loop; the first and the last are not counted.")] = 5,
     memory: Annotated[bool, typer.Option(help="Also measure the peak memory of 2 and 4 blocks.")] = True,
     as_json: AsJson = False,
     out: Out = None,
@@ -233,8 +233,8 @@ def train(
     if not (width.isdigit() and height.isdigit()) or int(width) % 16 or int(height) % 16:
         raise ValueError(f"size is {size!r}; give WIDTHxHEIGHT in pixels, multiples of 16, such as 832x1216")
     sides = int(height), int(width)
-    if steps < 2:
-        raise ValueError(f"steps is {steps}; give at least 2, for the first is not counted")
+    if steps < 3:
+        raise ValueError(f"steps is {steps}; give at least 3, for the first and the last are not counted")
     found = bench_train(Job(blocks=blocks, size=sides, ref_size=sides, steps=steps), (2, 4) if memory else ())
     tell(found.to_dict(), lambda _: str(found), as_json, out)
 
