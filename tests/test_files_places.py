@@ -60,7 +60,7 @@ def test_a_tokenizer_half_fetched_is_none(tmp_path):
     write_tokenizers(tmp_path)
     for name, file in (("qwen", "tokenizer.json"), ("t5", "tokenizer.json")):
         (tmp_path / name / file).rename(tmp_path / name / "tokenizer_config.json")
-    with pytest.raises(WeightsError, match="no Qwen's and T5's tokenizer"):
+    with pytest.raises(WeightsError, match="lacks the tokenizer of Qwen and of T5"):
         find_tokenizers(tmp_path)
 
 
@@ -122,7 +122,7 @@ def test_what_is_missing_or_ambiguous_is_said(tmp_path):
     with pytest.raises(WeightsError, match="is no folder; give the folder"):
         find_anima(tmp_path / "nowhere")
     (root / "tokenizers").rename(tmp_path / "away")
-    with pytest.raises(WeightsError, match="no Qwen's and T5's tokenizer .*tokenizers=\\(qwen, t5\\)"):
+    with pytest.raises(WeightsError, match="lacks the tokenizer of Qwen and of T5 .*tokenizers=\\(qwen, t5\\)"):
         find_anima(root, base="b", text_encoder="t", vae="v")
 
 
