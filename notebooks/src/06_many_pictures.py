@@ -202,7 +202,7 @@ still(
 )
 
 # %% [markdown]
-# *Read as one, nano draws both views into one figure: its adapter was only ever trained on single pictures.*
+# *Read as one, her hair grows longer than it is: nano's adapter was only ever trained on single pictures.*
 #
 # ## Who stands where
 #
