@@ -84,6 +84,7 @@ def test_report_and_command(monkeypatch, tmp_path):
     report = thinning_report(roomy_pipeline(), tagger, draw_cases(2), WAYS[:2], (1.0, 0.5), steps=1, quiet=True)
     whole, half = report["rows"][:2]
     assert [row["way"] for row in report["rows"]] == ["whole", *(way.name for way in WAYS[:2])]
+    assert report["times"].keys() == {"1", "0.5"} and min(report["times"].values()) > 0
     assert half["bytes"] * 2 == whole["bytes"] and whole["lost"]["mean"] == 0
     assert half["lost"]["mean"] == pytest.approx(whole["identity"]["mean"] - half["identity"]["mean"], abs=1e-3)
     words = ["evaluate", "thinning", "--n", "1", "--steps", "1", "--json"]
