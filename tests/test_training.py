@@ -107,7 +107,7 @@ def test_every_config_reads(path):
 
 
 def test_config_errors_name_what_is_wrong(tmp_path):
-    with pytest.raises(ValueError, match="no training config called bass; give a JSON file or one of: adapter, "):
+    with pytest.raises(ValueError, match="no training config called bass; give a JSON file or one of: base, "):
         load_run_config("bass")
     wrong = tmp_path / "wrong.json"
     wrong.write_text(json.dumps({"task": "base", "name": "x", "steps": 3, "batch": 2, "stepz": 4}))
