@@ -15,8 +15,7 @@ def control_table(report: dict) -> str:
     if two := report.get("two_characters"):
         table += "\n\n" + two_table(two)
     table += "".join(
-        f"\n\n{row['name'].capitalize()}: identity {percent(row['change']['mean'], row['change']['ci95'])} points "
-        "against the default, case by case."
+        f"\n\n{row['name'].capitalize()}: identity {points(row['change'])} against the default, case by case."
         for row in report["rows"]
         if row["group"] == "file" and row["change"]
     )
@@ -38,6 +37,12 @@ def two_table(two: dict) -> str:
         f"{table}\n\nHair and outfit colour of both characters of {two['n']} pairs; the prompt names the cut of hair "
         "and clothes on each side, no colour."
     )
+
+
+def points(change: dict) -> str:
+    """A difference in points: "+0.3 points (-0.2 to +0.8)"."""
+    low, high = (100 * end for end in change["ci95"])
+    return f"{100 * change['mean']:+.1f} points ({low:+.1f} to {high:+.1f})"
 
 
 def span(found: dict) -> str:
