@@ -113,7 +113,6 @@ def visiting_layers(module: nn.Module, device: torch.device, dtype: torch.dtype)
     """Within this block every layer that holds tensors brings them for its own call; the module's own are there."""
     inside = [part for part in module.modules() if part is not module]
     layers = [part for part in inside if any(t is not None for t in own_tensors(part).values())]
-
     before = {layer: vars(layer)["forward"] for layer in layers if "forward" in vars(layer)}
 
     def visiting(layer: nn.Module, compute):

@@ -15,7 +15,6 @@ from torch import Tensor
 from snapref.reference.cache import CacheError, PictureGroup, ReferenceCache
 
 LONGEST = 0.75  # of what is kept: the longest values; the rest is what differs most from these
-
 ROUNDS = 4  # in which the rest is taken; one by one it would be 500 passes over every block at full size
 
 # (keys and values of one picture, per block (n, r, d) each; how many to keep, m) → per block the numbers (n, m) of them
