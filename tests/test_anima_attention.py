@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from snapref.anima.attention import KeyGroup, attend, attention_with_lse, plain_attention_with_lse
+from snapref.anima import attention
+from snapref.anima.attention import KeyGroup, attend, attention_with_lse
 
 HEADS, DIM = 3, 16
 
@@ -34,23 +35,37 @@ def written_out(q, k, v, groups) -> torch.Tensor:
     return ((q @ keys.transpose(-1, -2)) / math.sqrt(DIM) + bias).softmax(-1) @ values
 
 
-def test_weight_one_is_concatenation(own):
+@pytest.fixture(params=["in turn", "side by side"])
+def way(request, monkeypatch):
+    """With a kernel that gives the log-sum-exp, and without one."""
+    if request.param == "side by side":
+        monkeypatch.setattr(attention, "gives_lse", lambda *_: False)
+    return request.param
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_weight_one_is_concatenation(own, way, dtype):
     groups = [group(10, 5), group(20, 4)]
-    q, k, v = own
+    q, k, v = (side.to(dtype) for side in own)
+    groups = [KeyGroup(g.k.to(dtype), g.v.to(dtype)) for g in groups]
     together = F.scaled_dot_product_attention(
         q, torch.cat([k, *(g.k for g in groups)], 2), torch.cat([v, *(g.v for g in groups)], 2)
     )
-    assert torch.equal(attend(*own, groups), together)
+    found = attend(q, k, v, groups)
+    if dtype == torch.float32 and way == "in turn":
+        assert (found - together).abs().max() < 1e-6
+    else:
+        assert torch.equal(found, together)
 
 
-def test_weight_two_is_the_keys_twice(own):
+def test_weight_two_is_the_keys_twice(own, way):
     once = group(10, 5)
     doubled = attend(*own, [KeyGroup(once.k, once.v, math.log(2))])
     assert torch.allclose(doubled, attend(*own, [once, once]), atol=1e-6)
 
 
 @pytest.mark.parametrize("weights", [(0.5,), (-1.0, 0.7), (0.3, 0.0, 0.3, -4.0)])
-def test_merge_is_one_biased_softmax(own, weights):
+def test_merge_is_one_biased_softmax(own, way, weights):
     groups = [group(10 * i + 10, 3 + i, log_weight=w) for i, w in enumerate(weights)]
     assert (attend(*own, groups) - written_out(*own, groups)).abs().max() < 1e-6
 
@@ -67,13 +82,13 @@ def test_merge_has_the_gradient_of_the_biased_softmax(own):
         assert (found - expected).abs().max() < 1e-5
 
 
-def test_no_keys_and_no_weight_are_nothing_at_all(own):
+def test_no_keys_and_no_weight_are_nothing_at_all(own, way):
     empty, silent = group(10, 0), group(20, 5, log_weight=-math.inf)
     assert torch.equal(attend(*own, [empty, silent]), attend(*own))
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.4])
-def test_each_row_gets_what_it_gets_alone(weight):
+def test_each_row_gets_what_it_gets_alone(way, weight):
     q, k, v = (random(seed, 4, 7) for seed in range(3))
     groups = [
         KeyGroup(random(10, 2, 5), random(11, 2, 5), weight, (0, 3)),
@@ -92,7 +107,7 @@ def test_each_row_gets_what_it_gets_alone(weight):
         assert torch.allclose(together[one], attend(q[one], k[one], v[one], alone), atol=1e-6), row
 
 
-def test_shared_keys_are_every_rows_keys(own):
+def test_shared_keys_are_every_rows_keys(own, way):
     shared = group(10, 5, rows=1, log_weight=0.2)
     repeated = KeyGroup(shared.k.repeat(2, 1, 1, 1), shared.v.repeat(2, 1, 1, 1), 0.2)
     assert torch.equal(attend(*own, [shared]), attend(*own, [repeated]))
@@ -101,12 +116,34 @@ def test_shared_keys_are_every_rows_keys(own):
 @pytest.mark.parametrize(
     "dtype, close", [(torch.float32, 1e-6), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)]
 )
-def test_fused_log_sum_exp_equals_the_plain_one(own, dtype, close):
-    q, k, v = (t.to(dtype) for t in own)
-    fused, plain = attention_with_lse(q, k, v), plain_attention_with_lse(q, k, v)
-    assert fused[0].dtype == dtype and fused[1].dtype == torch.float32
-    for found, expected in zip(fused, plain, strict=True):
-        assert torch.allclose(found.float(), expected.float(), atol=close)
+def test_the_kernel_gives_the_log_sum_exp(own, dtype, close):
+    q, k, v = (side.to(dtype) for side in own)
+    out, lse = attention_with_lse(q, k, v)
+    logits = q.float() @ k.float().transpose(-1, -2) / math.sqrt(DIM)
+    assert out.dtype == dtype and lse.dtype == torch.float32
+    assert torch.allclose(out.float(), logits.softmax(-1) @ v.float(), atol=close)
+    assert torch.allclose(lse, logits.logsumexp(-1), atol=close)
+
+
+def test_nothing_of_the_caller_is_changed(own, way):
+    """A merge writes in place: into its own results alone."""
+    groups = [group(10, 5), KeyGroup(random(20, 1, 4), random(21, 1, 4), 0.3, None, torch.arange(7) < 3)]
+    sides = [*own, *(side for g in groups for side in (g.k, g.v))]
+    before = [side.clone() for side in sides]
+    first, second = attend(*own, groups), attend(*own, groups)
+    assert torch.equal(first, second)
+    assert all(torch.equal(side, kept) for side, kept in zip(sides, before, strict=True))
+
+
+@pytest.mark.parametrize("rows", [(0, 2, 1, 3), (3, 2), (0, 3), (2, 3), (1,)])
+def test_rows_in_any_order_read_their_own_keys(way, rows):
+    q, k, v = (random(seed, 4, 7) for seed in range(3))
+    keys, values = random(10, len(rows), 5), random(11, len(rows), 5)
+    found = attend(q, k, v, [KeyGroup(keys, values, 0.0, rows)])
+    for i, row in enumerate(rows):
+        at, one = slice(row, row + 1), slice(i, i + 1)
+        alone = attend(q[at], k[at], v[at], [KeyGroup(keys[one], values[one])])
+        assert torch.allclose(found[at], alone, atol=1e-6)
 
 
 @pytest.mark.parametrize(

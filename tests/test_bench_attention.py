@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from typer.testing import CliRunner
 from snapref.anima.attention import KeyGroup, attend
 from snapref.cli import app
 from snapref.evaluation.bench_attention import ROWS, Setting, attention, bench_text, job_of, reading_floor, row_report
+from snapref.evaluation.floor import flops
+from snapref.evaluation.in_run import InRun, Operator, labelled, seen
 
 SIZES = {"size": (64, 32), "ref_size": (32, 64), "steps": 28, "rounds": 2, "minutes": 1.0, "bf16": False}
 
@@ -49,27 +52,67 @@ def test_rows_read_what_they_say():
     assert all(apart(name) > 1e-5 for name in (None, *others))
 
 
+def operator(name, part, seconds, *sizes):
+    return Operator(name, part, sizes, seconds)
+
+
+def attended(keys, seconds):
+    """A self-attention of both rows of a step."""
+    return operator("_scaled_dot_product_attention", "attend", seconds, (2, 2, 8, 32), (2, 2, keys, 32))
+
+
 def test_ratios_of_known_times():
     job = tiny_job()
     own, read = attention(job, 8), attention(job, 16)
     reading = reading_floor(job)
     each = 1.8 / (reading.total() - reading[own])  # the attention of reading is as large as the target's own
-    found = dict.fromkeys(reading, each) | {own: 1.0, read: 2.0}
-    found |= {None: 10.0, "default": 11.2, "read": 5.6, ("merge", "default"): 0.0}
+    needed = flops(reading)
+    found = dict.fromkeys(reading, each) | {own: 1.0, read: 2.0, ("merge", "default"): 0.28}
+    found["read"] = InRun(5.6, [operator("mm", "project", 4.2, (needed // 2, 1), (1, 1))])
+    # Attention took 3 s for one branch with 8 keys and one with 16: a third of it is the reference's.
+    step = [attended(12, 3.0), operator("cat", "attend", 0.2, (1,)), operator("mm", "", 7.0, (8, 8), (8, 8)),
+            operator("gelu", "", 1.0, (8, 8)), operator("view", "project", 0.0, (8, 8))]  # fmt: skip
+    found |= {None: InRun(10.0), "default": InRun(11.2, step)}
     report = row_report(job, ROWS[0], [found, found])
-    assert report["ratio"]["median"] == pytest.approx((11.2 + 5.6 / 28) / 10)
+    assert report["ratio"]["median"] == pytest.approx((11.2 + 5.88 / 28) / 10)
     assert report["floor"]["median"] == pytest.approx(1 + (1 + 2.8 / 28) / 10)
-    best = {"ratio": 1.14, "floor": 1.11, "over_floor": 1.4 / 1.1}
-    assert report["best"] == pytest.approx(best, abs=1e-4)
-    slow = {what: 3 * seconds for what, seconds in found.items()} | {"default": 30.0}
-    report = row_report(job, ROWS[0], [slow, found])
-    assert report["best"] == pytest.approx(best, abs=1e-4) and report["ratio"]["median"] < 1.14
+    inside = report["in_run"]
+    read_in_turn = [attended(8, 1.8), replace(attended(8, 1.2), part="read"), *step[1:]]
+    by_itself = row_report(job, ROWS[0], [found | {"default": InRun(11.2, read_in_turn)}])["in_run"]
+    assert by_itself["ratio"]["median"] == pytest.approx((11.2 + 0.21) / (11.2 - 1.4), abs=1e-4)
+    assert inside["ratio"]["median"] == pytest.approx((11.2 + 0.21) / (11.2 - 1.2))
+    assert inside["added_over_floor"]["median"] == pytest.approx((1.2 + 0.21) / (1 + 4.2 / 28), abs=1e-4)
+
     unmerged = next(row for row in ROWS if not row.merged)
     small = unmerged.beside(job)
     assert small.total() == 2 * len(job.adapter.target_targets) and not ROWS[0].beside(job)
-    found |= dict.fromkeys(small, 0.1) | {unmerged.name: 12.0, ("merge", unmerged.name): 0.0}
+    down = next(product for product in small if product.n == job.adapter.target_rank)
+    step += [operator("mm", "project", 0.8, (down.m, down.k), down.sides), operator("add", "project", 0.4, (8, 8))]
+    found |= dict.fromkeys(small, 0.1) | {unmerged.name: InRun(12.4, step), ("merge", unmerged.name): 0.0}
     report = row_report(job, unmerged, [found])
     assert report["floor"]["median"] == pytest.approx(1 + (1 + 8 * 0.1 + 2.8 / 28) / 10)
+    inside = report["in_run"]
+    assert inside["ratio"]["median"] == pytest.approx((12.4 + 0.2) / (12.4 - 2.4), abs=1e-4)
+    assert inside["added_over_floor"]["median"] == pytest.approx((2.4 + 0.2) / (1.8 + 4.2 / 28), abs=1e-4)
+
+
+def test_a_step_does_the_arithmetic_that_its_row_is_said_to_need_and_no_more():
+    """Every row's attentions, and the products beside the weights: as many operations as computed."""
+    job = tiny_job()
+    setting = Setting(job)
+    for row in (None, *ROWS):
+        with setting.denoiser(row) as denoiser, labelled(), seen() as step:
+            setting.step(denoiser)()
+        attend = sum(one.product.flops for one in step.operators if one.is_product and one.part in ("attend", "read"))
+        assert attend == (flops(row.attentions(job)) if row else 2 * attention(job, job.tokens).flops)
+        found = sum(one.product.flops for one in step.operators if one.is_product and one.part == "project")
+        if row is None or row.merged:
+            linears = found
+        else:
+            assert found - linears == flops(row.beside(job))
+    with seen() as reading:
+        setting.read()
+    assert 1 <= reading.flops / flops(reading_floor(job)) < 1.2  # the modulations, whose share shrinks with size
 
 
 def test_command():

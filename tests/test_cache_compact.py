@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pipeline_case import picture, tiny_adapter, tiny_pipeline
 from safetensors.torch import load_file
 
+from snapref.anima.attention import times
 from snapref.config import BASE, V1A
 from snapref.reference.branches import Adapter
 from snapref.reference.bundle import load_bundle, save_bundle
@@ -48,6 +49,24 @@ def test_every_form_is_saved_and_drawn_as_it_is(form, tmp_path):
     with pytest.raises(CacheError, match="the form of picture 1 "):
         other = "fp8" if form == "whole" else "whole"
         ReferenceCache.load(tmp_path / "a.safetensors", expect=pipe.encode(PICTURES, cache_form=other).fingerprint)
+
+
+def test_fp8_is_widened_exactly():
+    """Every finite number of the format, times scales from tiny to large: as torch's own cast, to the bit."""
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    codes = codes[codes.float().isfinite()]
+    scale = torch.logspace(-30, 30, 61)[:, None]
+    assert torch.equal(times(codes.expand(61, -1), scale), codes.float() * scale)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_file_with_numbers_that_are_none_is_refused(form, tmp_path):
+    cache = tiny_pipeline().encode(PICTURES, cache_form=form)
+    broken = torch.full_like(cache.layers[1][0].float(), torch.nan).to(cache.layers[1][0].dtype)
+    layers = (cache.layers[0], (broken, cache.layers[1][1]), *cache.layers[2:])
+    dataclasses.replace(cache, layers=layers).save(tmp_path / "a.safetensors")
+    with pytest.raises(CacheError, match="'a.safetensors' holds numbers that are not finite in block 1"):
+        ReferenceCache.load(tmp_path / "a.safetensors")
 
 
 def test_fp8_is_half_of_sixteen_bits_and_near():

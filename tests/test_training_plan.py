@@ -115,6 +115,8 @@ def test_the_bench_runs_the_loop_and_measures_all_of_it():
     assert found.steps == 2 and found.ratio_low <= found.ratio_high
     assert found.seconds > 0 and found.floor_seconds_all > found.floor_seconds > 0
     assert found.ratio == pytest.approx(found.seconds / found.floor_seconds) and 0 <= found.data_share < 1
+    assert 1 < found.in_run_low <= found.in_run <= found.in_run_high
+    assert 1 <= found.flops_over_floor < 1.2
     assert found.predicted_peak_all > 0 and found.tokens == (16, 16) and "not measured" in str(found)
     assert line({2: 10, 4: 16}, 28) == 88 and line({2: 10}, 28) == 0
 

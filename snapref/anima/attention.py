@@ -24,8 +24,22 @@ class KeyGroup:
         """Keys and values in a dtype that can be computed with; the same tensors where they are in it already."""
         if self.scales is None:
             return self.k.to(dtype), self.v.to(dtype)
-        k, v = (side.to(scale.dtype).mul_(scale) for side, scale in zip((self.k, self.v), self.scales, strict=True))
-        return k.to(dtype), v.to(dtype)
+        return tuple(times(*pair).to(dtype) for pair in zip((self.k, self.v), self.scales, strict=True))
+
+    def spread(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values for the rows of q, which all read the group; no copy where they are in q's dtype."""
+        k, v = self.wide(q.dtype)
+        return k.expand(len(q), -1, -1, -1), v.expand(len(q), -1, -1, -1)
+
+
+def times(numbers: Tensor, scale: Tensor) -> Tensor:
+    """fp8 numbers (e4m3, finite) times their scale, in the scale's dtype, fp32.
+
+    Shifted by one place around the sign, e4m3 is fp16 without its factor of 2⁸, also below the normal numbers.
+    Three passes over small integers: on a CPU a seventh of the time of the cast.
+    """
+    shifted = numbers.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~0x4000)
+    return shifted.view(torch.float16).to(scale.dtype).mul_(scale * 256)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, groups: Sequence[KeyGroup] = ()) -> Tensor:
@@ -42,23 +56,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, groups: Sequence[KeyGroup] = ()) -> 
         return F.scaled_dot_product_attention(q, k, v)
     for group in groups:
         check_group(group, q)
-    if all(group.rows is None for group in groups):
-        return attend_by_token(q, k, v, groups)
-
-    readers: dict[tuple[int, ...], list[int]] = {}  # which groups → the rows that read exactly those
-    for row in range(len(q)):
-        seen = tuple(i for i, g in enumerate(groups) if g.rows is None or row in g.rows)
-        readers.setdefault(seen, []).append(row)
-    out = torch.empty_like(q)
-    for seen, rows in readers.items():
-        at = run_of(rows)
-        out[at] = attend_by_token(q[at], k[at], v[at], [for_rows(groups[i], rows) for i in seen])
-    return out
-
-
-def run_of(rows: list[int]) -> slice | list[int]:
-    """Neighbouring rows as a slice: a view, where a list is a copy, and on a GPU a wait, in every block."""
-    return slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows
+    # In fp32 a merge is as exact as one softmax, and copies no key. In half precision it rounds once more, so
+    # equal weights are joined there.
+    weighted = any(group.log_weight for group in groups)
+    if (weighted or q.dtype == torch.float32) and gives_lse(q, k, v, *(side for g in groups for side in (g.k, g.v))):
+        return attend_in_turn(q, k, v, groups)
+    return attend_by_row(q, k, v, groups)
 
 
 def check_group(group: KeyGroup, q: Tensor) -> None:
@@ -81,6 +84,88 @@ def check_group(group: KeyGroup, q: Tensor) -> None:
         )
 
 
+def run_of(rows: Sequence[int]) -> slice | list[int]:
+    """Neighbouring rows as a slice: a view, where a list is a copy, and on a GPU a wait, in every block."""
+    together = [*rows] == [*range(rows[0], rows[0] + len(rows))]
+    return slice(rows[0], rows[0] + len(rows)) if together else [*rows]
+
+
+def attend_in_turn(q: Tensor, k: Tensor, v: Tensor, groups: Sequence[KeyGroup]) -> Tensor:
+    """`attend` to its own keys, then to one group after the other, each merged into what is there, in fp32.
+
+    No mask, no copy of remembered keys, and no work for rows and tokens that do not read a group.
+    """
+    out, lse = attention_with_lse(q, k, v)
+    out = out.float()
+    for group in groups:
+        read_into(out, lse, q, group)
+    return out.to(q.dtype)
+
+
+def read_into(out: Tensor, lse: Tensor, q: Tensor, group: KeyGroup) -> None:
+    """Changes out (b, n, t, d) and lse (b, n, t), both fp32, to those of a softmax over the group's keys too."""
+    rows = slice(None) if group.rows is None else run_of(group.rows)
+    q, some, some_lse = q[rows], out[rows], lse[rows]
+    if group.tokens is None:
+        merge(some, some_lse, *attention_with_lse(q, *group.spread(q)), group.log_weight)
+    elif group.tokens.any():
+        # A wait for the numbers would make a GPU idle in every block.
+        at = group.tokens.nonzero()[:, 0].to(q.device, non_blocking=True)
+        q, part, part_lse = (side.index_select(2, at) for side in (q, some, some_lse))
+        merge(part, part_lse, *attention_with_lse(q, *group.spread(q)), group.log_weight)
+        some.index_copy_(2, at, part)
+        some_lse.index_copy_(2, at, part_lse)
+    if isinstance(rows, list):
+        out[rows], lse[rows] = some, some_lse
+
+
+def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, log_weight: float = 0.0) -> None:
+    """Changes an attention, fp32, to that over its own and another's keys, as one softmax over both.
+
+    Of each (out (b, n, t, d), log-sum-exp of its logits (b, n, t)): the other's share is
+    w e^other_lse / (e^lse + w e^other_lse). Half precision would lose small shares.
+    """
+    other_lse = other_lse + log_weight
+    out.lerp_(other.float(), (other_lse - lse).sigmoid()[..., None])
+    torch.logaddexp(lse, other_lse, out=lse)
+
+
+def gives_lse(*sides: Tensor) -> bool:
+    """Whether `attention_with_lse` works on these: no kernel gives a gradient through the log-sum-exp."""
+    needs_grad = torch.is_grad_enabled() and any(side.requires_grad for side in sides)
+    return sides[0].device.type in ("cpu", "cuda") and not needs_grad
+
+
+def attention_with_lse(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention and the log-sum-exp of its logits: (b, n, t, d), (b, n, t) fp32; see `gives_lse`.
+
+    The one place that touches torch's private kernels.
+    """
+    aten = torch.ops.aten
+    if q.device.type == "cpu":
+        return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False)
+    ampere = torch.cuda.get_device_capability(q.device) >= (8, 0)
+    if ampere and q.dtype != torch.float32 and q.shape[3] % 8 == 0:
+        return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False)[:2]
+    out, lse = aten._scaled_dot_product_efficient_attention(q, k, v, None, True)[:2]
+    return out, lse[..., : q.shape[2]]  # this kernel pads the log-sum-exp to a multiple of 32
+
+
+def attend_by_row(q: Tensor, k: Tensor, v: Tensor, groups: Sequence[KeyGroup]) -> Tensor:
+    """`attend` with keys side by side: rows that read the same groups together."""
+    if all(group.rows is None for group in groups):
+        return attend_by_token(q, k, v, groups)
+    readers: dict[tuple[int, ...], list[int]] = {}  # which groups → the rows that read exactly those
+    for row in range(len(q)):
+        seen = tuple(i for i, g in enumerate(groups) if g.rows is None or row in g.rows)
+        readers.setdefault(seen, []).append(row)
+    out = torch.empty_like(q)
+    for seen, rows in readers.items():
+        at = run_of(rows)
+        out[at] = attend_by_token(q[at], k[at], v[at], [for_rows(groups[i], rows) for i in seen])
+    return out
+
+
 def for_rows(group: KeyGroup, rows: list[int]) -> KeyGroup:
     """The same group for a batch that holds only `rows`, all of which read it."""
     if len(group.k) == 1:
@@ -97,14 +182,14 @@ def attend_by_token(q: Tensor, k: Tensor, v: Tensor, groups: Sequence[KeyGroup])
     keys that a token does not read.
     """
     if all(group.tokens is None for group in groups):
-        return attend_together(q, k, v, groups)
+        return attend_side_by_side(q, k, v, groups)
     out = torch.empty_like(q)
     for seen, tokens in token_classes(groups, q.shape[2]):
         read = [groups[i] for i in seen]
         if len(tokens) == q.shape[2]:
-            return attend_together(q, k, v, read)
+            return attend_side_by_side(q, k, v, read)
         at = tokens.to(q.device, non_blocking=True)  # a wait here would make a GPU idle in every block
-        out.index_copy_(2, at, attend_together(q.index_select(2, at), k, v, read))
+        out.index_copy_(2, at, attend_side_by_side(q.index_select(2, at), k, v, read))
     return out
 
 
@@ -121,56 +206,12 @@ def token_classes(groups: Sequence[KeyGroup], count: int) -> list[tuple[list[int
     return classes
 
 
-def attend_together(q: Tensor, k: Tensor, v: Tensor, groups: Sequence[KeyGroup]) -> Tensor:
-    """`attend` where every row reads every group."""
-    parts: dict[float, list[Sequence[Tensor]]] = {0.0: [(k, v)]}  # log weight → keys that carry it
-    for group in groups:
-        pair = [side.expand(len(q), -1, -1, -1) for side in group.wide(k.dtype)]
-        parts.setdefault(group.log_weight, []).append(pair)
-    joined = {
-        weight: [torch.cat(side, dim=2) for side in zip(*pairs, strict=True)]
-        for weight, pairs in parts.items()
-    }
-    if len(joined) == 1:
-        return F.scaled_dot_product_attention(q, *joined[0.0])
-    results = [(*attention_with_lse(q, *pair), weight) for weight, pair in joined.items()]
-    return merge(results).to(q.dtype)
-
-
-def merge(results: Sequence[tuple[Tensor, Tensor, float]]) -> Tensor:
-    """Several attentions of the same queries as one softmax over all their keys, fp32: (b, n, t, d).
-
-    Each result is (out (b, n, t, d), log-sum-exp of its logits (b, n, t), log weight):
-    Σ softmax_i(lse_i + log w_i) · out_i. Half precision would lose the small shares.
-    """
-    shares = torch.stack([lse.float() + weight for _, lse, weight in results]).softmax(dim=0)
-    total = torch.zeros_like(results[0][0], dtype=torch.float32)
-    for share, (out, _, _) in zip(shares, results, strict=True):
-        total = torch.addcmul(total, share[..., None], out.float())
-    return total
-
-
-def attention_with_lse(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention and the log-sum-exp of its logits: (b, n, t, d), (b, n, t) fp32.
-
-    The one place that touches torch's private kernels. None of them gives a gradient through the log-sum-exp,
-    and other devices have no such kernel: both take the plain road.
-    """
-    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    aten = torch.ops.aten
-    if needs_grad or q.device.type not in ("cpu", "cuda"):
-        return plain_attention_with_lse(q, k, v)
-    if q.device.type == "cpu":
-        return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False)
-    ampere = torch.cuda.get_device_capability(q.device) >= (8, 0)
-    if ampere and q.dtype != torch.float32 and q.shape[3] % 8 == 0:
-        return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False)[:2]
-    out, lse = aten._scaled_dot_product_efficient_attention(q, k, v, None, True)[:2]
-    return out, lse[..., : q.shape[2]]  # this kernel pads the log-sum-exp to a multiple of 32
-
-
-def plain_attention_with_lse(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """`attention_with_lse` written out: slower, keeps all logits in memory, has gradients everywhere."""
-    logits = (q.float() @ k.float().transpose(-1, -2)) * q.shape[-1] ** -0.5  # (b, n, t, r)
-    lse = logits.logsumexp(dim=-1)
-    return ((logits - lse[..., None]).exp() @ v.float()).to(q.dtype), lse
+def attend_side_by_side(q: Tensor, k: Tensor, v: Tensor, groups: Sequence[KeyGroup]) -> Tensor:
+    """`attend` where every row and token reads every group: one attention over all keys, laid side by side."""
+    pairs = [(k, v), *(group.spread(q) for group in groups)]
+    bias = None
+    if any(group.log_weight for group in groups):  # only without a log-sum-exp: a bias shuts out the fastest kernel
+        weights = [0.0, *(group.log_weight for group in groups)]
+        bias = torch.cat([q.new_full((1, k.shape[2]), w) for (k, _), w in zip(pairs, weights, strict=True)], dim=1)
+    keys, values = (torch.cat(side, dim=2) for side in zip(*pairs, strict=True))
+    return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias)

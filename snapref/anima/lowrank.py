@@ -27,7 +27,9 @@ def project(linear: nn.Linear, x: Tensor, low_rank: LowRank | None = None) -> Te
     if low_rank is None:
         return y
     inner = F.linear(x, low_rank.a.to(x))  # its dtype, and its device: a block may have moved there alone
-    return torch.add(y, F.linear(inner, low_rank.b.to(x)), alpha=low_rank.scale)
+    # Added by the product itself: another pass over an output of this size costs as much as the rank does.
+    y.flatten(0, -2).addmm_(inner.flatten(0, -2), low_rank.b.to(x).T, alpha=low_rank.scale)
+    return y
 
 
 @torch.no_grad()

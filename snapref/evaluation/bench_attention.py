@@ -1,14 +1,14 @@
 """What reading a reference costs a step of sampling, against the plain step and against the arithmetic it needs.
 
 A step is two branches of guidance through full-width blocks. Every row, the plain step and the attentions that
-bound them from below are timed in turn, in one run, so that a busy machine is busy for all of them.
+bound them from below are timed in turn, in one run, so that a busy machine is busy for all of them. What a row adds
+is also seen in its own step, where even the moment is the same.
 """
 
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -21,11 +21,13 @@ from snapref.anima.lowrank import Branch
 from snapref.anima.model import AnimaDiT
 from snapref.config import BASE, V1A, AdapterConfig, DiTConfig
 from snapref.evaluation.bench_forward import randomised
-from snapref.evaluation.floor import Product, Stopwatch, Stream, block_products
+from snapref.evaluation.floor import Product, Stopwatch, Stream, block_products, flops
+from snapref.evaluation.in_run import labelled, seen
 from snapref.reference.branches import Adapter, linear_shapes
 from snapref.reference.cache import PictureGroup, ReferenceCache
 from snapref.reference.compact import compacted
 from snapref.reference.fingerprint import Fingerprint, PicturePrint
+from snapref.reference.thin import count_kept
 from snapref.sampling.denoiser import Denoiser
 from snapref.sampling.settings import Settings
 
@@ -70,7 +72,7 @@ class Row:
 
     def attentions(self, job: Job) -> Counter[Product]:
         """The self-attentions of a block of one step that cannot be avoided, each branch with its own keys."""
-        read = job.tokens + round(job.reference * self.share) * (1 if self.halves else self.pictures)
+        read = job.tokens + count_kept(job.reference, self.share) * (1 if self.halves else self.pictures)
         reads = 2 if self.settings.get("ref_in_uncond") else 1
         found: Counter[Product] = Counter()
         for keys, branches in ((read, reads), (job.tokens, 2 - reads)):
@@ -186,10 +188,10 @@ def reading_floor(job: Job) -> Counter[Product]:
 def bench_attention(job: Job | None = None, rows=ROWS, quiet: bool = False) -> dict:
     """Rounds in which the plain step, reading, every row and every attention are timed once.
 
-    Returns {"rows": [{name, best, ratio, floor}], …}. ratio: the row's step, with its share of reading, over
+    Returns {"rows": [{name, ratio, floor, in_run}], …}. ratio: the row's step, with its share of reading, over
     the plain step. floor: the same with nothing but the attentions and products that the row adds, timed by
-    themselves. Both as a median of the rounds with quartiles; best: of the quickest of each over all rounds, which
-    a busy machine disturbs least, with over_floor = (ratio - 1) / (floor - 1), what is added over what must be.
+    themselves. in_run: {ratio, added_over_floor} as `seen_in_run` gives them. All as a median of the rounds with
+    quartiles.
     """
     job = job or Job()
     setting, watch = Setting(job), Stopwatch(job.dtype, torch.device("cpu"))
@@ -204,21 +206,23 @@ def bench_attention(job: Job | None = None, rows=ROWS, quiet: bool = False) -> d
     for number in tqdm(range(job.rounds), desc="rounds", disable=quiet):
         if number and time.monotonic() > end:
             break
-        found: dict = {"read": seconds(setting.read)}
-        found |= {product: seconds(call) for product, call in calls.items()}
+        found: dict = {product: seconds(call) for product, call in calls.items()}
+        with seen() as found["read"]:
+            setting.read()
         order = [None, *rows]
         for row in order[number % len(order):] + order[:number % len(order)]:
-            with ExitStack() as stack:
-                denoiser = stack.enter_context(setting.denoiser(row))
+            with setting.denoiser(row) as denoiser:
                 begun = time.perf_counter()
                 denoiser.set_target(denoiser.reading(0))
                 found["merge", row and row.name] = time.perf_counter() - begun
-                found[row and row.name] = seconds(setting.step(denoiser))
+                step = setting.step(denoiser)
+                with labelled(), seen() as found[row and row.name]:
+                    step()
         times.append(found)
     return {
         "rows": [row_report(job, row, times) for row in rows],
-        "plain_seconds": middle(found[None] for found in times),
-        "read_over_plain": spread(found["read"] / found[None] for found in times),
+        "plain_seconds": middle(found[None].seconds for found in times),
+        "read_over_plain": spread(found["read"].seconds / found[None].seconds for found in times),
         "width": job.dit.width, "heads": job.dit.heads, "blocks": job.dit.blocks, "tokens": job.tokens,
         "reference_tokens": job.reference, "context_rows": job.context_rows, "steps": job.steps,
         "rounds": len(times), "dtype": str(job.dtype).removeprefix("torch."), "threads": torch.get_num_threads(),
@@ -226,22 +230,49 @@ def bench_attention(job: Job | None = None, rows=ROWS, quiet: bool = False) -> d
 
 
 def row_report(job: Job, row: Row, times: list[dict]) -> dict:
-    rounds = [ratio_and_floor(job, row, found) for found in times]
-    quickest = {what: min(found[what] for found in times) for what in times[0]}
-    ratio, floor = ratio_and_floor(job, row, quickest)
-    best = {"ratio": round(ratio, 4), "floor": round(floor, 4), "over_floor": round((ratio - 1) / (floor - 1), 4)}
-    return {"name": row.name, "best": best, "ratio": spread(ratio for ratio, _ in rounds),
-            "floor": spread(floor for _, floor in rounds)}  # fmt: skip
+    by_clock = [ratio_and_floor(job, row, found) for found in times]
+    inside = [seen_in_run(job, row, found) for found in times]
+    return {
+        "name": row.name,
+        "ratio": spread(ratio for ratio, _ in by_clock), "floor": spread(floor for _, floor in by_clock),
+        "in_run": {"ratio": spread(ratio for ratio, _ in inside),
+                   "added_over_floor": spread(over for _, over in inside)},
+    }  # fmt: skip
 
 
 def ratio_and_floor(job: Job, row: Row, found: dict) -> tuple[float, float]:
-    """(the row's step over the plain one, the same with nothing but what the row must add) of seconds by name."""
+    """(the row's step over the plain one, the same with nothing but what the row must add), by the clock."""
     reading = sum(count * found[product] for product, count in reading_floor(job).items())
     added = sum(count * found[product] for product, count in (row.attentions(job) + row.beside(job)).items())
     added -= 2 * found[attention(job, job.tokens)]  # the plain step's own, of both branches
     least = job.dit.blocks * added + row.pictures * reading / job.steps
-    once = row.pictures * found["read"] + found["merge", row.name]
-    return (found[row.name] + once / job.steps) / found[None], 1 + least / found[None]
+    plain = found[None].seconds
+    return (found[row.name].seconds + once(job, row, found)) / plain, 1 + least / plain
+
+
+def once(job: Job, row: Row, found: dict) -> float:
+    """A step's share of what is done once in a run: reading, and merging the branch."""
+    return (row.pictures * found["read"].seconds + found["merge", row.name]) / job.steps
+
+
+def seen_in_run(job: Job, row: Row, found: dict) -> tuple[float, float]:
+    """(the row's step over itself without what it adds, what it adds over what it must add).
+
+    It must add the further attention and the products of an unmerged branch. It does add whatever else happens
+    around them. Of reading, the products are what must be.
+    """
+    step, read = found[row.name], found["read"]
+    beside = {product.sides for product in row.beside(job)}
+    must = step.time(lambda one: one.part == "read" and one.is_product)
+    if not must:  # keys side by side: the further ones' share, at the pace of all
+        plain, whole = 2 * attention(job, job.tokens).flops, flops(row.attentions(job))
+        must = step.time(lambda one: one.part == "attend" and one.is_product) * (1 - plain / whole)
+    must += step.time(lambda one: one.part == "project" and one.is_product and one.product.sides in beside)
+    around = step.time(lambda one: one.part != "" and not one.is_product)
+    reading = read.products * flops(reading_floor(job)) / read.flops
+    added = must + around + once(job, row, found)
+    ratio = (step.seconds + once(job, row, found)) / (step.seconds - must - around)
+    return ratio, added / (must + row.pictures * reading / job.steps)
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -267,10 +298,11 @@ def bench_text(report: dict) -> str:
            "{threads} thread(s), {rounds} rounds; reading spread over {steps} steps".format(**report)  # fmt: skip
     lines = [head]
     for row in report["rows"]:
-        best, (low, high) = row["best"], row["ratio"]["quartiles"]
+        low, high = row["ratio"]["quartiles"]
+        inside = {what: spread["median"] for what, spread in row["in_run"].items()}
         lines.append(
-            f"{row['name']:30} {best['ratio']:.3f} × plain, floor {best['floor']:.3f}, added "
-            f"{best['over_floor']:.2f} × its floor; rounds {row['ratio']['median']:.3f} ({low:.3f} to {high:.3f})"
+            f"{row['name']:30} {inside['ratio']:.3f} × plain, adds {inside['added_over_floor']:.3f} × what it must; by "
+            f"the clock {row['ratio']['median']:.3f} ({low:.3f} to {high:.3f}), floor {row['floor']['median']:.3f}"
         )
     return "\n".join(lines)
 

@@ -9,10 +9,11 @@ import csv
 import multiprocessing
 import os
 import tempfile
-import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 
 import torch
 from safetensors import safe_open
@@ -23,6 +24,7 @@ from snapref.anima.model import AnimaDiT
 from snapref.config import BASE, V1A, AdapterConfig, ModelConfig
 from snapref.evaluation.bench_forward import randomised
 from snapref.evaluation.floor import Stopwatch, flops, step_products
+from snapref.evaluation.in_run import InRun, seen
 from snapref.files.weights import save_weights
 from snapref.reference.branches import Adapter
 from snapref.training.adapter_task import AdapterStep, freeze_unread
@@ -74,8 +76,12 @@ class TrainBench:
     """Seconds are the quickest of all rounds, a step and each product once in every round, which a busy machine
     disturbs least; memory in bytes. `…_all` is for the model's own number of blocks, computed."""
 
+    in_run: float  # a step over its own products and attentions, as many as the floor has; median of the steps
+    in_run_low: float  # of the best step
+    in_run_high: float  # of the worst
+    flops_over_floor: float  # those done in a step over those that it needs
     seconds: float
-    floor_seconds: float
+    floor_seconds: float  # the same products by themselves, between the steps
     ratio: float
     ratio_low: float  # of the best round by itself
     ratio_high: float  # of the worst
@@ -107,8 +113,10 @@ class TrainBench:
         return (
             f"{self.blocks} blocks of width {self.width}, {self.tokens[0]} target and {self.tokens[1]} reference "
             f"tokens, {self.device}, {self.threads} threads: {self.seconds:.2f} s a step, "
-            f"floor {self.floor_seconds:.2f} s, ratio {self.ratio:.3f} "
-            f"(round by round {self.ratio_low:.3f} to {self.ratio_high:.3f}, {self.steps} rounds)\n"
+            f"{self.in_run:.3f} times its matrix products and attentions ({self.in_run_low:.3f} to "
+            f"{self.in_run_high:.3f}, {self.steps} steps), which do {self.flops_over_floor:.3f} times the needed "
+            f"operations\nthe same products by themselves {self.floor_seconds:.2f} s, quickest over quickest "
+            f"{self.ratio:.3f} (round by round {self.ratio_low:.3f} to {self.ratio_high:.3f})\n"
             f"floor of {self.all_blocks} blocks {self.floor_seconds_all:.1f} s, {self.over_plain:.2f} times the plain "
             f"target's forward and backward; waiting for data {self.data_share:.2%} of the loop\n"
             f"peak memory above the start (the last one carried on): {peaks or 'not measured'}"
@@ -120,24 +128,27 @@ class BenchTask:
 
     reads_disk = True
 
-    def __init__(self, job: Job, folder: Path, between: Callable[[], object] = lambda: None):
+    def __init__(self, job: Job, folder: Path, between: Callable[[], object] | None = None):
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         dit = randomised(initialise(AnimaDiT(job.small)), torch.Generator().manual_seed(0))
         dit = dit.to(device, job.dtype).requires_grad_(False)
         adapter = Adapter(job.adapter, job.small)
         freeze_unread(adapter)
         self.model = AdapterStep(dit, adapter, recompute=True)
-        self.between = between  # called before every step, outside of its time
-        self.ended: list[float] = []
-        self.began: list[float] = []
+        self.between = between  # called before every step, outside of its time; None: steps are not looked into
+        self.device = device
+        self.steps: list[InRun] = []
+        self.step = ExitStack()
         self.model.register_forward_pre_hook(self.note)
         self.path = folder / "pairs.safetensors"
         save_weights(pairs_of(job), self.path, torch.float16)
 
     def note(self, *_) -> None:
-        self.ended.append(time.perf_counter())  # the step before
-        self.between()
-        self.began.append(time.perf_counter())
+        """A step begins, and the one before has ended."""
+        if self.between is not None:
+            self.step.close()
+            self.between()
+            self.steps.append(self.step.enter_context(seen(self.device)))
 
     def batch(self, step: int, rank: int, world: int) -> dict[str, Tensor]:
         row = slice(step % ROWS, step % ROWS + 1)
@@ -157,8 +168,8 @@ def pairs_of(job: Job) -> dict[str, Tensor]:
     return {**pictures, **{name: torch.randn(ROWS, rows, width) for name in ("context", "reference_context")}}
 
 
-def run(job: Job, folder: Path, between: Callable[[], object] = lambda: None) -> tuple[list[float], float]:
-    """(seconds of each step but the last, share of waiting for data) of the loop."""
+def run(job: Job, folder: Path, between: Callable[[], object] | None = None) -> tuple[list[InRun], float]:
+    """(each step but the first and the last, share of waiting for data) of the loop."""
     task = BenchTask(job, folder, between)
     settings = RunConfig(
         task="adapter", name="bench", steps=job.steps, batch=1, warmup=1, save_every=job.steps, optimizer="adamw",
@@ -167,7 +178,8 @@ def run(job: Job, folder: Path, between: Callable[[], object] = lambda: None) ->
     train(task, settings, folder, until=job.steps)
     with (folder / "bench/log.csv").open() as file:
         share = float([*csv.DictReader(file)][-1]["data"])
-    return [b - a for a, b in zip(task.began, task.ended[1:], strict=False)], share
+    task.step.close()
+    return task.steps[1:-1], share
 
 
 def bench_train(job: Job | None = None, memory: tuple[int, ...] = (2, 4), rounds: int = 2) -> TrainBench:
@@ -181,16 +193,19 @@ def bench_train(job: Job | None = None, memory: tuple[int, ...] = (2, 4), rounds
 
     floors: list[float] = []  # as they are when the step before has ended
     with tempfile.TemporaryDirectory() as folder:
-        seconds, share = run(job, Path(folder), lambda: floors.append(watch.round(products(job.blocks))))
-    ratios = [step / floor for step, floor in zip(seconds[1:], floors[2:], strict=False)]
+        steps, share = run(job, Path(folder), lambda: floors.append(watch.round(products(job.blocks))))
+    seconds, needed = [step.seconds for step in steps], flops(products(job.blocks))
+    ratios = [step / floor for step, floor in zip(seconds, floors[2:], strict=False)]
+    in_run = [step.seconds / (step.products * needed / step.flops) for step in steps]
     floor, floor_all = (watch.seconds(products(n)) for n in (job.blocks, model.dit.blocks))
     plain = watch.seconds(products(model.dit.blocks, None))
     measured = {n: measured_peak(replace(job, blocks=n, steps=2)) for n in memory}
     predicted = {n: predicted_peak(job, n) for n in (*memory, model.dit.blocks)}
     return TrainBench(
-        seconds=min(seconds[1:]), floor_seconds=floor, ratio=min(seconds[1:]) / floor,
-        ratio_low=min(ratios), ratio_high=max(ratios), floor_seconds_all=floor_all,
-        over_plain=floor_all / plain, data_share=share, flops=flops(products(job.blocks)), measured_peaks=measured,
+        in_run=median(in_run), in_run_low=min(in_run), in_run_high=max(in_run),
+        flops_over_floor=steps[0].flops / needed, seconds=min(seconds), floor_seconds=floor,
+        ratio=min(seconds) / floor, ratio_low=min(ratios), ratio_high=max(ratios), floor_seconds_all=floor_all,
+        over_plain=floor_all / plain, data_share=share, flops=needed, measured_peaks=measured,
         predicted_peaks={n: predicted[n] for n in memory}, measured_peak_all=line(measured, model.dit.blocks),
         predicted_peak_all=predicted[model.dit.blocks], blocks=job.blocks, all_blocks=model.dit.blocks,
         width=model.dit.width, tokens=job.tokens, steps=len(ratios), device=watch.device.type,

@@ -229,10 +229,7 @@ def train(
     """The training loop against the time of its matrix products alone, its memory against the plan's."""
     from snapref.evaluation.bench_train import Job, bench_train
 
-    width, _, height = size.lower().partition("x")
-    if not (width.isdigit() and height.isdigit()) or int(width) % 16 or int(height) % 16:
-        raise ValueError(f"size is {size!r}; give WIDTHxHEIGHT in pixels, multiples of 16, such as 832x1216")
-    sides = int(height), int(width)
+    sides = sides_of("size", size)
     if steps < 3:
         raise ValueError(f"steps is {steps}; give at least 3, for the first and the last are not counted")
     found = bench_train(Job(blocks=blocks, size=sides, ref_size=sides, steps=steps), (2, 4) if memory else ())

@@ -29,6 +29,11 @@ class Product:
     head: int = 0  # features per head, of an attention
 
     @property
+    def sides(self) -> tuple[int, int]:
+        """Of the matrix that all rows meet."""
+        return self.k, self.n
+
+    @property
     def flops(self) -> int:
         if self.kind == "attend":
             return 4 * self.m * self.k * self.n * self.head

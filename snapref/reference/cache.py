@@ -236,12 +236,21 @@ class ReferenceCache:
             for end in (("", "_scale") if scaled else ("", ""))
         )
         groups = tuple(PictureGroup(*group) for group in json.loads(header["groups"]))
+        for i, pair in enumerate((*layers, *(scales if scaled else ()))):
+            if not all(finite(side) for side in pair):
+                raise CacheError(f"{name!r} holds numbers that are not finite in block {i % len(layers)}; encode anew")
         return cls(layers, groups, fingerprint, scales if scaled else None)
 
 
 def each(change: Callable[[Tensor], Tensor], pairs: Sequence[tuple[Tensor, Tensor]] | None):
     """`change` of every tensor of some pairs per block; None for None."""
     return None if pairs is None else tuple(tuple(change(side) for side in pair) for pair in pairs)
+
+
+def finite(side: Tensor) -> bool:
+    if side.dtype == torch.float8_e4m3fn:  # has no infinity, and one NaN of either sign
+        return bool((side.view(torch.uint8).bitwise_and(127) < 127).all())
+    return bool(side.isfinite().all())
 
 
 def check_weight(name: str, weight: float) -> None:

@@ -35,13 +35,17 @@ def thinned(cache: ReferenceCache, share: float, how: How | None = None) -> Refe
     groups = []
     for part, group in zip(cache.parts(), cache.groups, strict=True):
         own = [(k[0, :, part], v[0, :, part]) for k, v in cache.layers]
-        count = max(1, math.ceil(share * group.tokens - 1e-9))
+        count = count_kept(group.tokens, share)
         for pairs, (k, v), chosen in zip(kept, own, (how or longest_and_apart)(own, count), strict=True):
             rows = chosen.sort(dim=1).values.to(k.device)[:, :, None].expand(-1, -1, k.shape[2])
             pairs.append((k.gather(1, rows)[None], v.gather(1, rows)[None]))
         groups.append(PictureGroup(count, group.weight))
     layers = tuple(tuple(torch.cat(side, dim=2) for side in zip(*pairs, strict=True)) for pairs in kept)
     return ReferenceCache(layers, tuple(groups), named(cache, lambda form: f"thin:{share:g}"))
+
+
+def count_kept(tokens: int, share: float) -> int:
+    return max(1, math.ceil(share * tokens - 1e-9))
 
 
 def named(cache: ReferenceCache, change):
