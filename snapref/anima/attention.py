@@ -106,7 +106,7 @@ def read_into(out: Tensor, lse: Tensor, q: Tensor, group: KeyGroup) -> None:
     """Changes out (b, n, t, d) and lse (b, n, t), both fp32, to those of a softmax over the group's keys too."""
     rows = slice(None) if group.rows is None else run_of(group.rows)
     q, some, some_lse = q[rows], out[rows], lse[rows]
-    if group.tokens is None:
+    if group.tokens is None or group.tokens.all():
         merge(some, some_lse, *attention_with_lse(q, *group.spread(q)), group.log_weight)
     elif group.tokens.any():
         # A wait for the numbers would make a GPU idle in every block.

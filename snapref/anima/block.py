@@ -43,9 +43,7 @@ class Attention(nn.Module):
         y = y.unflatten(-1, (self.heads, -1))  # (b, t, n, d): contiguous, the fastest for what follows
         if norm is None:
             return y.transpose(1, 2)
-        # Norm and rotation are one fp32 operation, rounded once at the end (specification section 2, dtypes).
-        normed = F.rms_norm(y.float(), norm.normalized_shape, norm.weight.float(), norm.eps)
-        return (normed if turn is None else rotate(normed, *turn)).to(y.dtype).transpose(1, 2)
+        return rms_norm(y, norm, turn).transpose(1, 2)
 
     def output(self, heads: Tensor, branch: Mapping[str, LowRank]) -> Tensor:
         """heads: (b, n, t, d) → (b, t, c)."""
@@ -78,24 +76,41 @@ def turn_of(angles: Tensor) -> tuple[Tensor, Tensor]:
     return cos_sin(angles[:, None])
 
 
-def per_frame(x: Tensor, sigmas: int) -> Tensor:
-    """x: (b, t, c) → (b, s, t/s, c): the tokens of each sigma, ready to meet a (b, s, 1, c) modulation."""
-    return x.unflatten(1, (sigmas, -1))
+# What follows works in place where it can: on a CPU a new tensor of this size costs more than the arithmetic.
+
+
+def rms_norm(x: Tensor, norm: nn.RMSNorm, turn: tuple[Tensor, Tensor] | None) -> Tensor:
+    """RMSNorm over the last axis and, with `turn` = (cos, sin), RoPE. x: (b, t, n, d).
+
+    One fp32 operation, rounded once at the end (specification section 2, dtypes). The weight joins the cosines and
+    sines, which are smaller.
+    """
+    wide, weight = x.float(), norm.weight.float()
+    mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square() / x.shape[-1]
+    normed = wide * (mean_square + norm.eps).rsqrt()
+    if turn is None:
+        return normed.mul_(weight).to(x.dtype)
+    return rotate(normed, turn[0] * weight, turn[1] * weight.roll(x.shape[-1] // 2)).to(x.dtype)
+
+
+def per_token(x: Tensor, tokens: int) -> Tensor:
+    """A modulation (b, s, c) as it meets (b, t, c): one row for all tokens, or each frame's for its own."""
+    return x if x.shape[1] == 1 else x.repeat_interleave(tokens // x.shape[1], dim=1)
 
 
 def modulated_norm(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """LayerNorm(x) · (1 + scale) + shift. x: (b, t, c); shift, scale: (b, s, c), one row per sigma."""
-    normed = per_frame(F.layer_norm(x, x.shape[-1:], eps=1e-6), shift.shape[1])
     # Two steps, each rounded, as ComfyUI has them; 1 + scale still in the weights' dtype, the stream may be
     # wider.
-    return (normed * (1 + scale)[:, :, None]).add_(shift[:, :, None]).flatten(1, 2)
+    normed = F.layer_norm(x, x.shape[-1:], eps=1e-6)
+    return normed.mul_(per_token(1 + scale, x.shape[1])).add_(per_token(shift, x.shape[1]))
 
 
 def gated_sum(x: Tensor, gate: Tensor, y: Tensor) -> Tensor:
     """x + gate · y in x's dtype. x, y: (b, t, c); gate: (b, s, c)."""
-    s = gate.shape[1]
-    y, gate = y.to(x.dtype), gate.to(x.dtype)
-    return torch.addcmul(per_frame(x, s), gate[:, :, None], per_frame(y, s)).flatten(1, 2)
+    y, gate = y.to(x.dtype), per_token(gate.to(x.dtype), x.shape[1])
+    # addcmul rounds once, which fp32 need not pay for.
+    return (y * gate).add_(x) if x.dtype == torch.float32 else torch.addcmul(x, gate, y)
 
 
 class Block(nn.Module):
@@ -125,10 +140,7 @@ class Block(nn.Module):
         x: (b, t, c); emb: (b, s, c) and lora: (b, s, 3c), one row per sigma, s = 1 or the number of frames;
         context: (b, k, c); angles: (t, d/2); memory: what self-attention reads besides its own keys.
         """
-        turn = turn_of(angles)
-        x = self.attend_to_picture(x, emb, lora, turn, memory, branch)[0]
-        x = self.attend_to_text(x, emb, lora, context, branch)
-        return self.think(x, emb, lora, branch)
+        return gated_sum(*self.unsummed(x, emb, lora, context, angles, memory, branch))
 
     def forward_and_offer(
         self,
@@ -140,9 +152,20 @@ class Block(nn.Module):
         branch: Mapping[str, LowRank] = NO_BRANCH,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """`forward` without memory, together with `keys_values`, for the price of one."""
+        parts, offered = self.unsummed_and_offer(x, emb, lora, context, angles, branch)
+        return gated_sum(*parts), offered
+
+    # The last sum apart, so that a training step that computes a block anew can end before the last product.
+
+    def unsummed(self, x, emb, lora, context, angles, memory=(), branch=NO_BRANCH) -> tuple[Tensor, Tensor, Tensor]:
+        """What `gated_sum` makes into `forward`."""
+        x = self.attend_to_picture(x, emb, lora, turn_of(angles), memory, branch)[0]
+        return self.think(self.attend_to_text(x, emb, lora, context, branch), emb, lora, branch)
+
+    def unsummed_and_offer(self, x, emb, lora, context, angles, branch=NO_BRANCH):
+        """What `gated_sum` makes into the first of `forward_and_offer`, and its second."""
         x, offered = self.attend_to_picture(x, emb, lora, turn_of(angles), (), branch)
-        x = self.attend_to_text(x, emb, lora, context, branch)
-        return self.think(x, emb, lora, branch), offered
+        return self.think(self.attend_to_text(x, emb, lora, context, branch), emb, lora, branch), offered
 
     def attend_to_picture(self, x, emb, lora, turn, memory, branch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """x after self-attention, and the (k, v) that it made."""
@@ -158,11 +181,11 @@ class Block(nn.Module):
         q, (k, v) = self.cross_attn.query(y, None, branch), self.cross_attn.key_value(context, None, branch)
         return gated_sum(x, gate, self.cross_attn.output(attend(q, k, v), branch))
 
-    def think(self, x, emb, lora, branch) -> Tensor:
-        """x after the MLP."""
+    def think(self, x, emb, lora, branch) -> tuple[Tensor, Tensor, Tensor]:
+        """x, and the gate and output of the MLP."""
         shift, scale, gate = (self.adaln_modulation_mlp(emb) + lora).chunk(3, dim=-1)
         y = modulated_norm(x, shift, scale).to(emb.dtype)
-        return gated_sum(x, gate, self.mlp(y, branch))
+        return x, gate, self.mlp(y, branch)
 
     def keys_values(
         self, x: Tensor, emb: Tensor, lora: Tensor, angles: Tensor, branch: Mapping[str, LowRank] = NO_BRANCH

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from snapref.anima.lowrank import LowRank, added, project
+from snapref.anima.lowrank import LowRank, added, delta
 
 # e4m3 is what Anima's fp8 files hold; e5m2 files exist for other models and widen in the same way.
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -37,7 +37,7 @@ class Float8Linear(nn.Linear):
         """x: (…, in) → (…, out), in x's dtype."""
         y = F.linear(x, self.widened(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
         for low_rank in self.beside:
-            y = project(lambda _, y=y: y, x, low_rank)
+            y.add_(delta(x, low_rank))
         return y
 
     def widened(self, dtype: torch.dtype) -> Tensor:

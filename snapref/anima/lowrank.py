@@ -23,13 +23,24 @@ Branch = Sequence[Mapping[str, LowRank]]
 
 def project(linear: nn.Linear, x: Tensor, low_rank: LowRank | None = None) -> Tensor:
     """linear(x), plus the low-rank addition if there is one. x: (…, in) → (…, out), in x's dtype."""
-    y = linear(x)
     if low_rank is None:
-        return y
+        return linear(x)
+    rows = x.flatten(0, -2)  # before, not after: what is added in place must be no view, or its gradient is copied
+    small = delta(rows, low_rank)
+    if type(linear) is nn.Linear and linear.bias is None:
+        # Another pass over a tensor of this size would cost as much as the rank does.
+        y = small.addmm_(rows.to(small), linear.weight.to(small).T)
+    else:
+        y = linear(rows).add_(small)
+    return y.unflatten(0, x.shape[:-1])
+
+
+def delta(x: Tensor, low_rank: LowRank) -> Tensor:
+    """scale · (x aᵀ) bᵀ. x: (…, in) → (…, out)."""
     inner = F.linear(x, low_rank.a.to(x))  # its dtype, and its device: a block may have moved there alone
-    # Added by the product itself: another pass over an output of this size costs as much as the rank does.
-    y.flatten(0, -2).addmm_(inner.flatten(0, -2), low_rank.b.to(x).T, alpha=low_rank.scale)
-    return y
+    if low_rank.scale != 1:
+        inner = inner * low_rank.scale
+    return F.linear(inner, low_rank.b.to(x))
 
 
 @torch.no_grad()

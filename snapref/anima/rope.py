@@ -65,4 +65,4 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """(a, b) → (a cos − b sin, b cos + a sin) for the halves a and b of x's last axis."""
     wide = x.float()
     swapped = wide.roll(x.shape[-1] // 2, dims=-1)  # (b, a)
-    return (wide * cos).add_(swapped.mul_(sin)).to(x.dtype)
+    return (wide * cos).addcmul_(swapped, sin).to(x.dtype)

@@ -76,12 +76,12 @@ class TrainBench:
     """Seconds are the quickest of all rounds, a step and each product once in every round, which a busy machine
     disturbs least; memory in bytes. `…_all` is for the model's own number of blocks, computed."""
 
-    in_run: float  # a step over its own products and attentions, as many as the floor has; median of the steps
+    in_run: float  # a step over the floor's operations at the pace of its own products; median of the steps
     in_run_low: float  # of the best step
     in_run_high: float  # of the worst
     flops_over_floor: float  # those done in a step over those that it needs
     seconds: float
-    floor_seconds: float  # the same products by themselves, between the steps
+    floor_seconds: float  # the products of the floor by themselves, between the steps
     ratio: float
     ratio_low: float  # of the best round by itself
     ratio_high: float  # of the worst
@@ -113,10 +113,10 @@ class TrainBench:
         return (
             f"{self.blocks} blocks of width {self.width}, {self.tokens[0]} target and {self.tokens[1]} reference "
             f"tokens, {self.device}, {self.threads} threads: {self.seconds:.2f} s a step, "
-            f"{self.in_run:.3f} times its matrix products and attentions ({self.in_run_low:.3f} to "
-            f"{self.in_run_high:.3f}, {self.steps} steps), which do {self.flops_over_floor:.3f} times the needed "
-            f"operations\nthe same products by themselves {self.floor_seconds:.2f} s, quickest over quickest "
-            f"{self.ratio:.3f} (round by round {self.ratio_low:.3f} to {self.ratio_high:.3f})\n"
+            f"{self.in_run:.3f} × the floor at the pace of its own products ({self.in_run_low:.3f} to "
+            f"{self.in_run_high:.3f}, {self.steps} steps), of whose operations it does {self.flops_over_floor:.3f}\n"
+            f"the floor's products by themselves {self.floor_seconds:.2f} s, quickest over quickest {self.ratio:.3f} "
+            f"(round by round {self.ratio_low:.3f} to {self.ratio_high:.3f})\n"
             f"floor of {self.all_blocks} blocks {self.floor_seconds_all:.1f} s, {self.over_plain:.2f} times the plain "
             f"target's forward and backward; waiting for data {self.data_share:.2%} of the loop\n"
             f"peak memory above the start (the last one carried on): {peaks or 'not measured'}"

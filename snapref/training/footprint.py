@@ -74,6 +74,7 @@ def flops_of(func, args, kwargs, out) -> int:
         return sdpa_flop_count(*(x.shape for x in args[:3]))
     if packet is aten._scaled_dot_product_flash_attention_for_cpu_backward:
         return sdpa_backward_flop_count(*(x.shape for x in args[:4]))
+    packet = aten.addmm if packet is aten.addmm_ else packet  # the registry knows nothing in place
     return flop_registry[packet](*args, **kwargs, out_val=out) if packet in flop_registry else 0
 
 

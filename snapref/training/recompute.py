@@ -1,6 +1,7 @@
 """Gradient checkpointing: a block's inner values are thrown away after the forward and computed again when needed.
 
 What stays in memory per block is its input and, of the reference, the keys and values that the target reads. The
+last product of a block, which nothing but its sum needs, is not computed again: the sum stands outside. The
 gradients are the same bit for bit, for the same numbers are computed by the same operations (arXiv 1604.06174).
 """
 
@@ -13,7 +14,7 @@ from torch.backends import cuda
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from snapref.anima.block import Block
+from snapref.anima.block import Block, gated_sum
 from snapref.anima.model import AnimaDiT
 
 
@@ -25,10 +26,11 @@ class RecomputedBlock(nn.Module):
         self.block = block
 
     def forward(self, *args, **options):
-        return self._again(self.block, args, options)
+        return gated_sum(*self._again(self.block.unsummed, args, options))
 
     def forward_and_offer(self, *args, **options):
-        return self._again(self.block.forward_and_offer, args, options)
+        parts, offered = self._again(self.block.unsummed_and_offer, args, options)
+        return gated_sum(*parts), offered
 
     def keys_values(self, *args, **options):
         return self._again(self.block.keys_values, args, options)
