@@ -148,6 +148,30 @@ def test_project_by_hand():
     assert project(linear, x, low).item() == pytest.approx(3 + 0.1 * 5 * 3)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+@pytest.mark.parametrize("shape", [(4, 7), (2, 4, 7)])
+def test_a_low_rank_addition_and_its_gradients_are_the_formula(bias, scale, shape):
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(7, 5, bias=bias).requires_grad_(False)
+    x, a, b = (torch.randn(size, requires_grad=True) for size in (shape, (3, 7), (5, 3)))
+    before = [side.detach().clone() for side in (x, a, b, linear.weight)]
+    answers = project(linear, x, LowRank(a, b, scale)), linear(x) + scale * (x @ a.T @ b.T)
+    found, wanted = ([y, *torch.autograd.grad(y.square().sum(), (x, a, b))] for y in answers)
+    for ours, formula in zip(found, wanted, strict=True):
+        assert torch.allclose(ours, formula, atol=1e-5)
+    assert all(torch.equal(*pair) for pair in zip((x, a, b, linear.weight), before, strict=True))
+
+
+def test_a_low_rank_addition_under_autocast_is_in_the_narrow_dtype():
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(7, 5, bias=False)
+    x, a, b = torch.randn(4, 7), torch.randn(3, 7), torch.randn(5, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = project(linear, x, LowRank(a, b))
+    assert y.dtype == torch.bfloat16 and torch.allclose(y.float(), linear(x) + x @ a.T @ b.T, atol=0.1, rtol=0.05)
+
+
 def test_gradient_reaches_branch_memory_and_every_weight():
     model = initialise(AnimaDiT(TINY), torch.Generator().manual_seed(0))
     for parameter in model.parameters():

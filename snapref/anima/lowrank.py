@@ -22,7 +22,7 @@ Branch = Sequence[Mapping[str, LowRank]]
 
 
 def project(linear: nn.Linear, x: Tensor, low_rank: LowRank | None = None) -> Tensor:
-    """linear(x), plus the low-rank addition if there is one. x: (…, in) → (…, out), in x's dtype."""
+    """linear(x), plus the low-rank addition if there is one. x: (…, t, in) → (…, t, out), in x's dtype."""
     if low_rank is None:
         return linear(x)
     rows = x.flatten(0, -2)  # before, not after: what is added in place must be no view, or its gradient is copied
