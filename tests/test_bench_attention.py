@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 from snapref.anima.attention import KeyGroup, attend
 from snapref.cli import app
-from snapref.evaluation.bench_attention import ROWS, Setting, attention, bench_text, job_of, reading_floor, row_report
+from snapref.evaluation.bench_attention import Setting, bench_text, row_report
 from snapref.evaluation.floor import flops
 from snapref.evaluation.in_run import InRun, Operator, labelled, seen
+from snapref.evaluation.reading_rows import ROWS, attention, job_of, reading_floor
 
 SIZES = {"size": (64, 32), "ref_size": (32, 64), "steps": 28, "rounds": 2, "minutes": 1.0, "bf16": False}
 

@@ -7,9 +7,8 @@ is also seen in its own step, where even the moment is the same.
 
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -19,96 +18,19 @@ from tqdm.auto import tqdm
 from snapref.anima.init import initialise
 from snapref.anima.lowrank import Branch
 from snapref.anima.model import AnimaDiT
-from snapref.config import BASE, V1A, AdapterConfig, DiTConfig
+from snapref.config import BASE
 from snapref.evaluation.bench_forward import randomised
-from snapref.evaluation.floor import Product, Stopwatch, Stream, block_products, flops
+from snapref.evaluation.floor import Stopwatch, flops
 from snapref.evaluation.in_run import labelled, seen
-from snapref.reference.branches import Adapter, linear_shapes
+from snapref.evaluation.reading_rows import ROWS, Job, Row, attention, reading_floor
+from snapref.reference.branches import Adapter
 from snapref.reference.cache import PictureGroup, ReferenceCache
 from snapref.reference.compact import compacted
 from snapref.reference.fingerprint import Fingerprint, PicturePrint
-from snapref.reference.thin import count_kept
 from snapref.sampling.denoiser import Denoiser
 from snapref.sampling.settings import Settings
 
 SIGMA = 0.7
-
-
-@dataclass(frozen=True)
-class Job:
-    """Sizes are (height, width) in pixels, 16 to a token."""
-
-    dit: DiTConfig = field(default_factory=lambda: replace(BASE.dit, blocks=1))
-    adapter: AdapterConfig = V1A
-    size: tuple[int, int] = (1216, 832)
-    ref_size: tuple[int, int] = (1216, 832)
-    context_rows: int = 512
-    steps: int = 28  # over which reading the reference and merging the branch are spread
-    rounds: int = 5
-    minutes: float = 60.0  # after which no further round begins
-    dtype: torch.dtype = torch.float32
-
-    @property
-    def tokens(self) -> int:
-        return self.size[0] * self.size[1] // 256
-
-    @property
-    def reference(self) -> int:
-        return self.ref_size[0] * self.ref_size[1] // 256
-
-
-@dataclass(frozen=True)
-class Row:
-    """One way of reading."""
-
-    name: str
-    settings: dict = field(default_factory=dict)
-    pictures: int = 1
-    form: str = "whole"
-    weight: float = 1.0
-    halves: bool = False  # the first picture is read by the left half, the second by the right one
-    merged: bool = True
-    share: float = 1.0  # of the reference's tokens that are kept
-
-    def attentions(self, job: Job) -> Counter[Product]:
-        """The self-attentions of a block of one step that cannot be avoided, each branch with its own keys."""
-        read = job.tokens + count_kept(job.reference, self.share) * (1 if self.halves else self.pictures)
-        reads = 2 if self.settings.get("ref_in_uncond") else 1
-        found: Counter[Product] = Counter()
-        for keys, branches in ((read, reads), (job.tokens, 2 - reads)):
-            if branches:
-                # Halves of the queries with half of the references each: as much as all queries with one.
-                found[attention(job, keys)] += branches
-        return found
-
-    def beside(self, job: Job) -> Counter[Product]:
-        """The small products of a block of one step where the target branch stays beside the weights."""
-        found: Counter[Product] = Counter()
-        if not self.merged:
-            rank, tokens = job.adapter.target_rank, 2 * job.tokens
-            for name in job.adapter.target_targets:
-                outputs, inputs = linear_shapes(job.dit)[name]
-                found[Product("forward", tokens, inputs, rank)] += 1
-                found[Product("forward", tokens, rank, outputs)] += 1
-        return found
-
-
-ROWS = (
-    Row("default"),
-    Row("both branches read", {"ref_in_uncond": True}),
-    Row("weight 0.7", weight=0.7),
-    Row("two pictures", pictures=2),
-    Row("two pictures, left and right", pictures=2, halves=True),
-    Row("fp8", form="fp8"),
-    Row("half the tokens", form="thin:0.5", share=0.5),
-    Row("two fifths of the tokens", form="thin:0.4", share=0.4),
-    Row("a quarter of the tokens", form="thin:0.25", share=0.25),
-    Row("target branch not merged", merged=False),
-)
-
-
-def attention(job: Job, keys: int) -> Product:
-    return Product("attend", job.tokens, keys, job.dit.heads, job.dit.head_dim)
 
 
 class Setting:
@@ -175,13 +97,6 @@ class Setting:
             return denoiser(self.latent, SIGMA)
 
         return call
-
-
-def reading_floor(job: Job) -> Counter[Product]:
-    """Products of reading a picture, in all blocks."""
-    stream = Stream(job.reference, job.reference, job.adapter.reference_rank, job.adapter.reference_targets, False)
-    forward, _ = block_products(job.dit, stream, job.context_rows, False, False)
-    return Counter({product: count * job.dit.blocks for product, count in forward.items()})
 
 
 @torch.no_grad()
@@ -305,16 +220,3 @@ def bench_text(report: dict) -> str:
             f"the clock {row['ratio']['median']:.3f} ({low:.3f} to {high:.3f}), floor {row['floor']['median']:.3f}"
         )
     return "\n".join(lines)
-
-
-def job_of(width: int, heads: int, blocks: int, size: tuple[int, int], ref_size: tuple[int, int],
-           steps: int, rounds: int, minutes: float, bf16: bool) -> Job:  # fmt: skip
-    """Raises ValueError for what makes no model or no run."""
-    if width % heads or width // heads % 8:
-        raise ValueError(f"width is {width} with {heads} heads; give a multiple of 8 for each head, as 2048 with 16")
-    for name, value in (("blocks", blocks), ("rounds", rounds), ("steps", steps)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}; give at least 1")
-    return Job(replace(BASE.dit, width=width, heads=heads, blocks=blocks), size=size, ref_size=ref_size,
-               steps=steps, rounds=rounds, minutes=minutes,
-               dtype=torch.bfloat16 if bf16 else torch.float32)  # fmt: skip

@@ -202,7 +202,8 @@ def attention(
     out: Out = None,
 ) -> None:
     """What reading a reference costs a step, row by row, against the plain step and its arithmetic floor."""
-    from snapref.evaluation.bench_attention import bench_attention, bench_text, job_of
+    from snapref.evaluation.bench_attention import bench_attention, bench_text
+    from snapref.evaluation.reading_rows import job_of
 
     sides = [sides_of(name, text) for name, text in (("size", size), ("ref-size", ref_size))]
     job = job_of(width, heads, blocks, *sides, steps=steps, rounds=rounds, minutes=minutes, bf16=bf16)

@@ -1,0 +1,108 @@
+"""What the bench of reading times: the ways of reading a reference, and the arithmetic that each of them needs."""
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from snapref.config import BASE, V1A, AdapterConfig, DiTConfig
+from snapref.evaluation.floor import Product, Stream, block_products
+from snapref.reference.branches import linear_shapes
+from snapref.reference.thin import count_kept
+
+
+@dataclass(frozen=True)
+class Job:
+    """Sizes are (height, width) in pixels, 16 to a token."""
+
+    dit: DiTConfig = field(default_factory=lambda: replace(BASE.dit, blocks=1))
+    adapter: AdapterConfig = V1A
+    size: tuple[int, int] = (1216, 832)
+    ref_size: tuple[int, int] = (1216, 832)
+    context_rows: int = 512
+    steps: int = 28  # over which reading the reference and merging the branch are spread
+    rounds: int = 5
+    minutes: float = 60.0  # after which no further round begins
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def tokens(self) -> int:
+        return self.size[0] * self.size[1] // 256
+
+    @property
+    def reference(self) -> int:
+        return self.ref_size[0] * self.ref_size[1] // 256
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way of reading."""
+
+    name: str
+    settings: dict = field(default_factory=dict)
+    pictures: int = 1
+    form: str = "whole"
+    weight: float = 1.0
+    halves: bool = False  # the first picture is read by the left half, the second by the right one
+    merged: bool = True
+    share: float = 1.0  # of the reference's tokens that are kept
+
+    def attentions(self, job: Job) -> Counter[Product]:
+        """The self-attentions of a block of one step that cannot be avoided, each branch with its own keys."""
+        read = job.tokens + count_kept(job.reference, self.share) * (1 if self.halves else self.pictures)
+        reads = 2 if self.settings.get("ref_in_uncond") else 1
+        found: Counter[Product] = Counter()
+        for keys, branches in ((read, reads), (job.tokens, 2 - reads)):
+            if branches:
+                # Halves of the queries with half of the references each: as much as all queries with one.
+                found[attention(job, keys)] += branches
+        return found
+
+    def beside(self, job: Job) -> Counter[Product]:
+        """The small products of a block of one step where the target branch stays beside the weights."""
+        found: Counter[Product] = Counter()
+        if not self.merged:
+            rank, tokens = job.adapter.target_rank, 2 * job.tokens
+            for name in job.adapter.target_targets:
+                outputs, inputs = linear_shapes(job.dit)[name]
+                found[Product("forward", tokens, inputs, rank)] += 1
+                found[Product("forward", tokens, rank, outputs)] += 1
+        return found
+
+
+ROWS = (
+    Row("default"),
+    Row("both branches read", {"ref_in_uncond": True}),
+    Row("weight 0.7", weight=0.7),
+    Row("two pictures", pictures=2),
+    Row("two pictures, left and right", pictures=2, halves=True),
+    Row("fp8", form="fp8"),
+    Row("half the tokens", form="thin:0.5", share=0.5),
+    Row("two fifths of the tokens", form="thin:0.4", share=0.4),
+    Row("a quarter of the tokens", form="thin:0.25", share=0.25),
+    Row("target branch not merged", merged=False),
+)
+
+
+def attention(job: Job, keys: int) -> Product:
+    return Product("attend", job.tokens, keys, job.dit.heads, job.dit.head_dim)
+
+
+def reading_floor(job: Job) -> Counter[Product]:
+    """Products of reading a picture, in all blocks."""
+    stream = Stream(job.reference, job.reference, job.adapter.reference_rank, job.adapter.reference_targets, False)
+    forward, _ = block_products(job.dit, stream, job.context_rows, False, False)
+    return Counter({product: count * job.dit.blocks for product, count in forward.items()})
+
+
+def job_of(width: int, heads: int, blocks: int, size: tuple[int, int], ref_size: tuple[int, int],
+           steps: int, rounds: int, minutes: float, bf16: bool) -> Job:  # fmt: skip
+    """Raises ValueError for what makes no model or no run."""
+    if width % heads or width // heads % 8:
+        raise ValueError(f"width is {width} with {heads} heads; give a multiple of 8 for each head, as 2048 with 16")
+    for name, value in (("blocks", blocks), ("rounds", rounds), ("steps", steps)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}; give at least 1")
+    return Job(replace(BASE.dit, width=width, heads=heads, blocks=blocks), size=size, ref_size=ref_size,
+               steps=steps, rounds=rounds, minutes=minutes,
+               dtype=torch.bfloat16 if bf16 else torch.float32)  # fmt: skip
