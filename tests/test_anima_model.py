@@ -150,7 +150,7 @@ def test_project_by_hand():
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("scale", [1.0, 0.5])
-@pytest.mark.parametrize("shape", [(4, 7), (2, 4, 7)])
+@pytest.mark.parametrize("shape", [(7,), (4, 7), (2, 4, 7), (0, 7)])
 def test_a_low_rank_addition_and_its_gradients_are_the_formula(bias, scale, shape):
     torch.manual_seed(0)
     linear = torch.nn.Linear(7, 5, bias=bias).requires_grad_(False)

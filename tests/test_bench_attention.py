@@ -73,7 +73,7 @@ def test_ratios_of_known_times():
     # Attention took 3 s for one branch with 8 keys and one with 16: a third of it is the reference's.
     step = [attended(12, 3.0), operator("cat", "attend", 0.2, (1,)), operator("mm", "", 7.0, (8, 8), (8, 8)),
             operator("gelu", "", 1.0, (8, 8)), operator("view", "project", 0.0, (8, 8))]  # fmt: skip
-    found |= {None: InRun(10.0), "default": InRun(11.2, step)}
+    found |= {("plain", "default"): 10.0, "default": InRun(11.2, step)}
     report = row_report(job, ROWS[0], [found, found])
     assert report["ratio"]["median"] == pytest.approx((11.2 + 5.88 / 28) / 10)
     assert report["floor"]["median"] == pytest.approx(1 + (1 + 2.8 / 28) / 10)
@@ -90,6 +90,7 @@ def test_ratios_of_known_times():
     down = next(product for product in small if product.n == job.adapter.target_rank)
     step += [operator("mm", "project", 0.8, (down.m, down.k), down.sides), operator("add", "project", 0.4, (8, 8))]
     found |= dict.fromkeys(small, 0.1) | {unmerged.name: InRun(12.4, step), ("merge", unmerged.name): 0.0}
+    found["plain", unmerged.name] = 10.0
     report = row_report(job, unmerged, [found])
     assert report["floor"]["median"] == pytest.approx(1 + (1 + 8 * 0.1 + 2.8 / 28) / 10)
     inside = report["in_run"]

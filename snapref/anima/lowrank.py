@@ -22,17 +22,18 @@ Branch = Sequence[Mapping[str, LowRank]]
 
 
 def project(linear: nn.Linear, x: Tensor, low_rank: LowRank | None = None) -> Tensor:
-    """linear(x), plus the low-rank addition if there is one. x: (…, t, in) → (…, t, out), in x's dtype."""
+    """linear(x), plus the low-rank addition if there is one. x: (…, in) → (…, out), in x's dtype."""
     if low_rank is None:
         return linear(x)
-    rows = x.flatten(0, -2)  # before, not after: what is added in place must be no view, or its gradient is copied
+    # Here, not at the end: what is added to in place must be no view, or its gradient is copied.
+    rows = x.reshape(-1, x.shape[-1])
     small = delta(rows, low_rank)
     if type(linear) is nn.Linear and linear.bias is None:
         # Another pass over a tensor of this size would cost as much as the rank does.
         y = small.addmm_(rows.to(small), linear.weight.to(small).T)
     else:
         y = linear(rows).add_(small)
-    return y.unflatten(0, x.shape[:-1])
+    return y.view(*x.shape[:-1], y.shape[-1])
 
 
 def delta(x: Tensor, low_rank: LowRank) -> Tensor:

@@ -21,7 +21,7 @@ from snapref.anima.model import AnimaDiT
 from snapref.config import BASE
 from snapref.evaluation.bench_forward import randomised
 from snapref.evaluation.floor import Stopwatch, flops
-from snapref.evaluation.in_run import labelled, seen
+from snapref.evaluation.in_run import InRun, labelled, seen
 from snapref.evaluation.reading_rows import ROWS, Job, Row, attention, reading_floor
 from snapref.reference.branches import Adapter
 from snapref.reference.cache import PictureGroup, ReferenceCache
@@ -100,13 +100,13 @@ class Setting:
 
 
 @torch.no_grad()
-def bench_attention(job: Job | None = None, rows=ROWS, quiet: bool = False) -> dict:
-    """Rounds in which the plain step, reading, every row and every attention are timed once.
+def bench_attention(job: Job | None = None, rows: tuple[Row, ...] = ROWS, quiet: bool = False) -> dict:
+    """Rounds in which reading, every row and every attention are timed once, and the plain step around every row.
 
     Returns {"rows": [{name, ratio, floor, in_run}], …}. ratio: the row's step, with its share of reading, over
-    the plain step. floor: the same with nothing but the attentions and products that the row adds, timed by
-    themselves. in_run: {ratio, added_over_floor} as `seen_in_run` gives them. All as a median of the rounds with
-    quartiles.
+    the plain steps before and after it. floor: the same with nothing but the attentions and products that the row
+    adds, timed by themselves. in_run: {ratio, added_over_floor} as `seen_in_run` gives them. All as a median of the
+    rounds with quartiles.
     """
     job = job or Job()
     setting, watch = Setting(job), Stopwatch(job.dtype, torch.device("cpu"))
@@ -124,24 +124,33 @@ def bench_attention(job: Job | None = None, rows=ROWS, quiet: bool = False) -> d
         found: dict = {product: seconds(call) for product, call in calls.items()}
         with seen() as found["read"]:
             setting.read()
-        order = [None, *rows]
-        for row in order[number % len(order):] + order[:number % len(order)]:
-            with setting.denoiser(row) as denoiser:
-                begun = time.perf_counter()
-                denoiser.set_target(denoiser.reading(0))
-                found["merge", row and row.name] = time.perf_counter() - begun
-                step = setting.step(denoiser)
-                with labelled(), seen() as found[row and row.name]:
-                    step()
+        before = found["plain"] = step_of(setting, None)[0].seconds
+        for row in rows[number % len(rows):] + rows[:number % len(rows)]:
+            found[row.name], found["merge", row.name] = step_of(setting, row)
+            after = step_of(setting, None)[0].seconds
+            found["plain", row.name] = (before + after) / 2
+            before = after
         times.append(found)
     return {
         "rows": [row_report(job, row, times) for row in rows],
-        "plain_seconds": middle(found[None].seconds for found in times),
-        "read_over_plain": spread(found["read"].seconds / found[None].seconds for found in times),
+        "plain_seconds": middle(found["plain"] for found in times),
+        "read_over_plain": spread(found["read"].seconds / found["plain"] for found in times),
         "width": job.dit.width, "heads": job.dit.heads, "blocks": job.dit.blocks, "tokens": job.tokens,
         "reference_tokens": job.reference, "context_rows": job.context_rows, "steps": job.steps,
         "rounds": len(times), "dtype": str(job.dtype).removeprefix("torch."), "threads": torch.get_num_threads(),
     }  # fmt: skip
+
+
+def step_of(setting: Setting, row: Row | None) -> tuple[InRun, float]:
+    """(one step, seconds of merging the branch before it). Plain steps are looked into too, or they would cost less."""
+    with setting.denoiser(row) as denoiser:
+        begun = time.perf_counter()
+        denoiser.set_target(denoiser.reading(0))
+        merging = time.perf_counter() - begun
+        step = setting.step(denoiser)
+        with labelled(), seen() as found:
+            step()
+    return found, merging
 
 
 def row_report(job: Job, row: Row, times: list[dict]) -> dict:
@@ -161,7 +170,7 @@ def ratio_and_floor(job: Job, row: Row, found: dict) -> tuple[float, float]:
     added = sum(count * found[product] for product, count in (row.attentions(job) + row.beside(job)).items())
     added -= 2 * found[attention(job, job.tokens)]  # the plain step's own, of both branches
     least = job.dit.blocks * added + row.pictures * reading / job.steps
-    plain = found[None].seconds
+    plain = found["plain", row.name]
     return (found[row.name].seconds + once(job, row, found)) / plain, 1 + least / plain
 
 
