@@ -13,7 +13,7 @@ from snapref.cli import app
 from snapref.evaluation.bench_attention import Setting, bench_text, row_report
 from snapref.evaluation.floor import flops
 from snapref.evaluation.in_run import InRun, Operator, labelled, seen
-from snapref.evaluation.reading_rows import ROWS, attention, job_of, reading_floor
+from snapref.evaluation.reading_rows import ROWS, Job, attention, job_of, operations, reading_floor
 
 SIZES = {"size": (64, 32), "ref_size": (32, 64), "steps": 28, "rounds": 2, "minutes": 1.0, "bf16": False}
 
@@ -117,6 +117,19 @@ def test_a_step_does_the_arithmetic_that_its_row_is_said_to_need_and_no_more():
     assert 1 <= reading.flops / flops(reading_floor(job)) < 1.2  # the modulations, whose share shrinks with size
 
 
+def test_operations_at_full_size():
+    found = {row.name: operations(Job(), row) for row in ROWS}
+    assert found["default"] == found["weight 0.7"] == pytest.approx(1.1236, abs=1e-4)
+    assert found["both branches read"] == pytest.approx(1.2279, abs=1e-4)
+    assert found["a quarter of the tokens"] < found["half the tokens"] < found["default"] < found["two pictures"]
+
+
+def test_only_the_rows_that_are_named():
+    words = "bench attention --width 64 --heads 2 --size 32x64 --ref-size 32x32 --rounds 1 --json --row fp8".split()
+    report = json.loads(CliRunner().invoke(app, words, catch_exceptions=False).stdout)
+    assert [row["name"] for row in report["rows"]] == ["fp8"] and report["rows"][0]["operations"] > 1
+
+
 def test_command():
     words = "bench attention --width 64 --heads 2 --size 32x64 --ref-size 32x32 --rounds 2 --json".split()
     result = CliRunner().invoke(app, words, catch_exceptions=False)
@@ -131,6 +144,7 @@ def test_command():
     (["--ref-size", "0x16"], "ref-size is '0x16'; give WIDTHxHEIGHT"),
     (["--width", "100"], "width is 100 with 16 heads; give a multiple of 8 for each head"),
     (["--rounds", "0"], "rounds is 0; give at least 1"),
+    (["--row", "fp9"], "row is 'fp9'; give one of: default, "),
 ])  # fmt: skip
 def test_refusals(words, said):
     result = CliRunner().invoke(app, ["bench", "attention", *words])

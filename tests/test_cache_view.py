@@ -8,8 +8,6 @@ import torch
 from PIL import Image
 from pipeline_case import picture, tiny_pipeline
 from reference_case import PLACE, TINY, TINY_ADAPTER, context, latent, tiny_adapter, tiny_model
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 import snapref.anima.block
 from snapref.anima.attention import attend
@@ -20,6 +18,7 @@ from snapref.reference import CacheError, encode, encode_reference
 from snapref.reference.encode import offered_keys
 from snapref.rivals.offset_frame import read_at
 from snapref.rivals.reencode import Reencode
+from snapref.training.footprint import Watcher
 
 NOISY, TEXT, CAPTION = latent(6, 8, seed=1), context(9, seed=2), context(7, seed=3)  # 12 tokens
 REFERENCE = latent(6, 4, seed=4)  # 6 tokens
@@ -45,13 +44,10 @@ def counted(call, tokens: int, modulations: int, ends: int) -> int:
     ends: operations behind the last block.
     """
     width, rank = TINY.dit.width, TINY.dit.adaln_rank
-    # The kernel that tells its log-sum-exp is not among those that torch has a formula for.
-    formula = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda *a, **_: sdpa_flop_count(*a[:3])}
-    counter = FlopCounterMode(display=False, custom_mapping=formula)
-    with counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+    with Watcher() as watcher, torch.no_grad():
         call()
     around = 2 * (tokens * 68 * width + 4 * width**2) + ends  # patches, sigma
-    return counter.get_total_flops() - around - modulations * 2 * 4 * width * rank
+    return watcher.flops - around - modulations * 2 * 4 * width * rank
 
 
 def test_operations_are_those_that_torch_counts():

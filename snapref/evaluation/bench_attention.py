@@ -22,7 +22,7 @@ from snapref.config import BASE
 from snapref.evaluation.bench_forward import randomised
 from snapref.evaluation.floor import Stopwatch, flops
 from snapref.evaluation.in_run import InRun, labelled, seen
-from snapref.evaluation.reading_rows import ROWS, Job, Row, attention, reading_floor
+from snapref.evaluation.reading_rows import ROWS, Job, Row, attention, operations, reading_floor
 from snapref.reference.branches import Adapter
 from snapref.reference.cache import PictureGroup, ReferenceCache
 from snapref.reference.compact import compacted
@@ -103,10 +103,10 @@ class Setting:
 def bench_attention(job: Job | None = None, rows: tuple[Row, ...] = ROWS, quiet: bool = False) -> dict:
     """Rounds in which reading, every row and every attention are timed once, and the plain step around every row.
 
-    Returns {"rows": [{name, ratio, floor, in_run}], …}. ratio: the row's step, with its share of reading, over
-    the plain steps before and after it. floor: the same with nothing but the attentions and products that the row
-    adds, timed by themselves. in_run: {ratio, added_over_floor} as `seen_in_run` gives them. All as a median of the
-    rounds with quartiles.
+    Returns {"rows": [{name, operations, ratio, floor, in_run}], …}. ratio: the row's step, with its share of
+    reading, over the plain steps before and after it; operations: the same, counted. floor: with nothing but the
+    attentions and products that the row adds, timed by themselves. in_run: {ratio, added_over_floor} as `seen_in_run`
+    gives them. All times as a median of the rounds with quartiles.
     """
     job = job or Job()
     setting, watch = Setting(job), Stopwatch(job.dtype, torch.device("cpu"))
@@ -157,7 +157,7 @@ def row_report(job: Job, row: Row, times: list[dict]) -> dict:
     by_clock = [ratio_and_floor(job, row, found) for found in times]
     inside = [seen_in_run(job, row, found) for found in times]
     return {
-        "name": row.name,
+        "name": row.name, "operations": round(operations(job, row), 4),
         "ratio": spread(ratio for ratio, _ in by_clock), "floor": spread(floor for _, floor in by_clock),
         "in_run": {"ratio": spread(ratio for ratio, _ in inside),
                    "added_over_floor": spread(over for _, over in inside)},
@@ -226,6 +226,7 @@ def bench_text(report: dict) -> str:
         inside = {what: spread["median"] for what, spread in row["in_run"].items()}
         lines.append(
             f"{row['name']:30} {inside['ratio']:.3f} × plain, adds {inside['added_over_floor']:.3f} × what it must; by "
-            f"the clock {row['ratio']['median']:.3f} ({low:.3f} to {high:.3f}), floor {row['floor']['median']:.3f}"
+            f"the clock {row['ratio']['median']:.3f} ({low:.3f} to {high:.3f}), floor {row['floor']['median']:.3f}; "
+            f"operations {row['operations']:.3f}"
         )
     return "\n".join(lines)

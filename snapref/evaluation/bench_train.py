@@ -79,7 +79,7 @@ class TrainBench:
     in_run: float  # a step over the floor's operations at the pace of its own products; median of the steps
     in_run_low: float  # of the best step
     in_run_high: float  # of the worst
-    flops_over_floor: float  # those done in a step over those that it needs
+    flops_over_floor: float  # operations of a step over the floor's
     seconds: float
     floor_seconds: float  # the products of the floor by themselves, between the steps
     ratio: float

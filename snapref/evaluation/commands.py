@@ -198,16 +198,17 @@ def attention(
     rounds: Annotated[int, typer.Option(help="In which each row is timed once.")] = 5,
     minutes: Annotated[float, typer.Option(help="After which no further round begins.")] = 60.0,
     bf16: Annotated[bool, typer.Option("--bf16", help="Instead of fp32.")] = False,
+    row: Annotated[list[str] | None, typer.Option(help="Only this row, by its name; again for more.")] = None,
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
     """What reading a reference costs a step, row by row, against the plain step and its arithmetic floor."""
     from snapref.evaluation.bench_attention import bench_attention, bench_text
-    from snapref.evaluation.reading_rows import job_of
+    from snapref.evaluation.reading_rows import job_of, rows_named
 
     sides = [sides_of(name, text) for name, text in (("size", size), ("ref-size", ref_size))]
     job = job_of(width, heads, blocks, *sides, steps=steps, rounds=rounds, minutes=minutes, bf16=bf16)
-    tell(bench_attention(job, quiet=as_json), bench_text, as_json, out)
+    tell(bench_attention(job, rows_named(row or ()), quiet=as_json), bench_text, as_json, out)
 
 
 def sides_of(name: str, text: str) -> tuple[int, int]:

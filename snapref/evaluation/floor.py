@@ -82,7 +82,7 @@ def step_products(
     return products
 
 
-def spared_products(dit: DiTConfig, adapter: AdapterConfig, tokens: int, reference: int) -> Counter[Product]:
+def spared_products(dit: DiTConfig, tokens: int, reference: int) -> Counter[Product]:
     """Of `step_products` those that `training.recompute` need not do again: nothing but a block's sum needs them."""
     products: Counter[Product] = Counter()
     products[Product("forward", tokens, dit.mlp_ratio * dit.width, dit.width)] += dit.blocks
@@ -137,7 +137,8 @@ class Stopwatch:
 
     def round(self, products: Counter[Product]) -> float:
         """Times each distinct product once, now, and keeps the quickest; returns what all of them take now."""
-        found = {product: self._timed(self._calls.setdefault(product, self.call(product))) for product in products}
+        self._calls |= {product: self.call(product) for product in products if product not in self._calls}
+        found = {product: self._timed(self._calls[product]) for product in products}
         for product, seconds in found.items():
             self._known[product] = min(seconds, self._known.get(product, seconds))
         return sum(found[product] * count for product, count in products.items())

@@ -1,12 +1,13 @@
 """What the bench of reading times: the ways of reading a reference, and the arithmetic that each of them needs."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from snapref.config import BASE, V1A, AdapterConfig, DiTConfig
-from snapref.evaluation.floor import Product, Stream, block_products
+from snapref.evaluation.floor import Product, Stream, block_products, flops
 from snapref.reference.branches import linear_shapes
 from snapref.reference.thin import count_kept
 
@@ -93,6 +94,23 @@ def reading_floor(job: Job) -> Counter[Product]:
     stream = Stream(job.reference, job.reference, job.adapter.reference_rank, job.adapter.reference_targets, False)
     forward, _ = block_products(job.dit, stream, job.context_rows, False, False)
     return Counter({product: count * job.dit.blocks for product, count in forward.items()})
+
+
+def operations(job: Job, row: Row) -> float:
+    """The row's step over the plain one, its share of reading included, counted in floating-point operations."""
+    stream = Stream(job.tokens, job.tokens, 0, (), False)
+    forward, _ = block_products(job.dit, stream, job.context_rows, False, False)
+    plain, own = 2 * flops(forward), 2 * attention(job, job.tokens).flops
+    added = flops(row.attentions(job)) - own + flops(row.beside(job))
+    return 1 + (added + row.pictures * flops(reading_floor(job)) / job.dit.blocks / job.steps) / plain
+
+
+def rows_named(names: Sequence[str]) -> tuple[Row, ...]:
+    """Those of ROWS, all if none is named. Raises ValueError for a name that is none of theirs."""
+    known = {row.name: row for row in ROWS}
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"row is {unknown[0]!r}; give one of: {', '.join(known)}")
+    return tuple(known[name] for name in dict.fromkeys(names)) or ROWS
 
 
 def job_of(width: int, heads: int, blocks: int, size: tuple[int, int], ref_size: tuple[int, int],
