@@ -45,8 +45,8 @@ class Answer(BaseHTTPRequestHandler):
         body = self.server.content[begin:]
         self.start(len(body), begin)
         limit = self.server.stop_after.pop(0) if self.server.stop_after else len(body)
+        self.server.sent += limit  # counted first: the caller may have the last byte before this thread goes on
         self.wfile.write(body[:limit])
-        self.server.sent += limit
         if limit < len(body):
             self.connection.close()
 
