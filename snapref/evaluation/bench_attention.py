@@ -222,11 +222,15 @@ def bench_text(report: dict) -> str:
            "{threads} thread(s), {rounds} rounds; reading spread over {steps} steps".format(**report)  # fmt: skip
     lines = [head]
     for row in report["rows"]:
-        low, high = row["ratio"]["quartiles"]
-        inside = {what: spread["median"] for what, spread in row["in_run"].items()}
+        ratio, added = (row["in_run"][what] for what in ("ratio", "added_over_floor"))
         lines.append(
-            f"{row['name']:30} {inside['ratio']:.3f} × plain, adds {inside['added_over_floor']:.3f} × what it must; by "
-            f"the clock {row['ratio']['median']:.3f} ({low:.3f} to {high:.3f}), floor {row['floor']['median']:.3f}; "
-            f"operations {row['operations']:.3f}"
+            f"{row['name']:30} {spread_text(ratio)} × plain, adds {added['median']:.3f} × what it must; by the clock "
+            f"{spread_text(row['ratio'])}, floor {row['floor']['median']:.3f}; operations {row['operations']:.3f}"
         )
     return "\n".join(lines)
+
+
+def spread_text(values: dict) -> str:
+    """One of `spread`."""
+    low, high = values["quartiles"]
+    return f"{values['median']:.3f} ({low:.3f} to {high:.3f})"
