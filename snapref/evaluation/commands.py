@@ -115,7 +115,7 @@ def controls(
     fill(page, {"controls": ""})
     evaluator = Evaluator(folder, adapter, seed, steps, quiet=as_json)
     report = control_report(evaluator.pipe, evaluator.tagger, evaluator.cases(n), seed=seed, steps=steps, quiet=as_json)
-    report["two_characters"] = two_report(evaluator.pipe, pairs, seed, steps)
+    report |= {"two_characters": two_report(evaluator.pipe, pairs, seed, steps), "weights": evaluator.weights}
     tell(report, control_table, as_json, out)
     draw_controls(report).savefig(figure, dpi=110)
     page = readme.read_text(encoding="utf-8")  # anew: the run was long, and somebody may have written on it
@@ -140,6 +140,7 @@ def thinning(
     evaluator = Evaluator(folder, adapter, seed, steps, quiet=as_json)
     tagger, pipe = evaluator.tagger, evaluator.pipe
     report = thinning_report(pipe, tagger, evaluator.cases(n), seed=seed, steps=steps, quiet=as_json)
+    report["weights"] = evaluator.weights
     tell(report, thinning_table, as_json, out)
     draw_thinning(report).savefig(figure, dpi=110)
 

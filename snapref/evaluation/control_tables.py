@@ -29,13 +29,14 @@ def control_table(report: dict) -> str:
 def two_table(two: dict) -> str:
     """Two characters in one picture: what each half shows."""
     rows = [
-        [name, *(span(found[part]) for part in ("right", "mixed"))]
+        [name, *(span(found[part]) for part in ("right", "mixed", "saturation"))]
         for name, found in two["conditions"].items()
     ]
-    table = markdown(["two characters", "colour nearer to her own, %", "nearer to the other's, %"], rows)
+    head = ["two characters", "colour nearer to her own, %", "nearer to the other's, %", "saturation, % of true"]
+    table = markdown(head, rows)
     return (
         f"{table}\n\nHair and outfit colour of both characters of {two['n']} pairs; the prompt names the cut of hair "
-        "and clothes on each side, no colour."
+        "and clothes on each side, no colour. Stitched: both pictures are read as one."
     )
 
 

@@ -79,7 +79,7 @@ ROWS = (
     Row("two pictures, left and right", pictures=2, halves=True),
     Row("fp8", form="fp8"),
     Row("half the tokens", form="thin:0.5", share=0.5),
-    Row("two fifths of the tokens", form="thin:0.4", share=0.4),
+    Row("a third of the tokens", form="thin:0.333", share=0.333),
     Row("a quarter of the tokens", form="thin:0.25", share=0.25),
     Row("target branch not merged", merged=False),
 )

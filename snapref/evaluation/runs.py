@@ -16,6 +16,7 @@ from snapref.evaluation.heldout import heldout_losses, heldout_report
 from snapref.evaluation.samples import draw, seconds_per_picture, through_codec
 from snapref.files.loader import load_codec
 from snapref.files.nano import nano_file
+from snapref.reference.fingerprint import hash_module
 from snapref.sampling.pipeline import Pipeline
 from snapref.sampling.settings import Settings
 from snapref.training.tagger import load_tagger
@@ -49,6 +50,14 @@ class Evaluator:
     @cached_property
     def tagger(self):
         return load_tagger(self.folder)
+
+    @property
+    def weights(self) -> dict[str, str]:
+        """sha256 of every part that a score depends on: numbers of other weights are no longer true."""
+        pipe = self.pipe
+        parts = {"base": pipe.model, "text": pipe.text.qwen, "codec": pipe.codec, "adapter": pipe.adapter,
+                 "tagger": self.tagger}  # fmt: skip
+        return {name: hash_module(part) for name, part in parts.items() if part is not None}
 
     def cases(self, count: int, split: str = "heldout") -> list[Case]:
         if len(self._cases.get(split, ())) < count:
@@ -105,6 +114,7 @@ class Evaluator:
             "pictures": self.pictures(count),
             "colours": self.colours(min(count, COLOUR_CASES)),
             "held_back": self.attributes((count + 1) // 2, "held_back"),
+            "weights": self.weights,
         }
 
     def conditions(self, split: str) -> dict:

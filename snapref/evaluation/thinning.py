@@ -22,7 +22,7 @@ from snapref.reference.cache import ReferenceCache
 from snapref.reference.thin import How, farthest, joined, longest_and_apart, thinned
 from snapref.sampling.pipeline import Pipeline
 
-SHARES = (1.0, 0.5, 0.4, 0.25)
+SHARES = (1.0, 0.5, 0.333, 0.25)
 PROBED = 0.9  # sigma of the one step that is asked what it reads
 BATCH = 16
 

@@ -15,6 +15,7 @@ import numpy as np
 from snapref.evaluation.cases import LEAST_SEEN
 from snapref.evaluation.samples import to_pixels
 from snapref.evaluation.stats import estimate
+from snapref.lab.guidance_view import saturation
 from snapref.sampling.pipeline import Pipeline
 from snapref.world import (
     SIZES,
@@ -34,7 +35,11 @@ SIZE = SIZES["landscape"]
 APART = 25.0  # ΔE by which two characters' colours must differ to tell a mix-up
 PARTS = ("hair", "outfit")
 NAMED = ("hair_style", "outfit")
-CONDITIONS = {"without regions": None, "with regions": ("left", "right")}
+CONDITIONS: dict[str, dict] = {  # further arguments of a run
+    "without regions": {},
+    "stitched": {"layout": "stitch"},
+    "with regions": {"regions": ("left", "right")},
+}
 
 
 @dataclass(frozen=True)
@@ -91,19 +96,25 @@ def kept(picture: np.ndarray, case: PairCase) -> float:
 
 
 def two_report(pipe: Pipeline, count: int, seed: int = 0, steps: int | None = None) -> dict:
-    """{"conditions": name → {"right", "mixed": estimates}, "n"}; chance is one half."""
+    """{"conditions": name → {"right", "mixed", "saturation": estimates}, "n"}; chance is one half.
+
+    saturation: chroma over the true picture's.
+    """
     cases, found = draw_pair_cases(count, seed), {}
-    for name, regions in CONDITIONS.items():
-        shares = []
+    true = np.stack([case.picture for case in cases])
+
+    def scores(pictures: np.ndarray) -> dict:
+        shares = np.array([kept(picture, case) for picture, case in zip(pictures, cases, strict=True)])
+        chroma = np.array([saturation(a) / saturation(b) for a, b in zip(pictures, true, strict=True)])
+        return {"right": estimate(shares), "mixed": estimate(1 - shares), "saturation": estimate(chroma)}
+
+    for name, how in CONDITIONS.items():
+        drawn = []
         for index, case in enumerate(cases):
             words = prompt(case.left, case.right, case.scene, appearance=NAMED, style=True)
-            result = pipe(
-                words, case.references, regions=regions, size=SIZE, seed=seed + index, steps=steps, quiet=True
-            )
-            shares.append(kept(np.asarray(result.image), case))
-        found[name] = {"right": estimate(shares), "mixed": estimate(1 - np.array(shares))}
-    decoded = pipe.codec.decode(pipe.codec.encode(to_pixels(np.stack([case.picture for case in cases]))))
+            result = pipe(words, case.references, size=SIZE, seed=seed + index, steps=steps, quiet=True, **how)
+            drawn.append(np.asarray(result.image))
+        found[name] = scores(np.stack(drawn))
+    decoded = pipe.codec.decode(pipe.codec.encode(to_pixels(true)))
     through = (decoded * 255).round().byte().permute(0, 2, 3, 1).numpy()
-    shares = [kept(picture, case) for picture, case in zip(through, cases, strict=True)]
-    found["the true picture, through the codec"] = {"right": estimate(shares), "mixed": estimate(1 - np.array(shares))}
-    return {"conditions": found, "n": count}
+    return {"conditions": found | {"the true picture, through the codec": scores(through)}, "n": count}

@@ -116,22 +116,27 @@ class Seen:
         return cls(weakref.ref(tensor), tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version)
 
 
-_hashes: weakref.WeakKeyDictionary[nn.Module, tuple[dict[str, Seen], str]] = weakref.WeakKeyDictionary()
+_hashes: weakref.WeakKeyDictionary[nn.Module, tuple[dict, str]] = weakref.WeakKeyDictionary()
 
 
 def hash_module(module: nn.Module) -> str:
     """sha256 of all tensors of a module; remembered, and made anew once one was replaced or written to.
 
     The numbers count, not what they are stored in: a bf16 file gives one hash, loaded as bf16 or widened to fp32.
-    What stands beside an fp8 weight (`anima.linear`) counts as well.
+    What stands beside an fp8 weight (`anima.linear`) counts as well, and by how much a branch's matrices are scaled
+    (`Pair`), which is in no tensor.
     """
-    tensors = dict(module.state_dict(keep_vars=True))
+    tensors, scales = dict(module.state_dict(keep_vars=True)), {}
     for name, part in module.named_modules():
+        if isinstance(getattr(part, "scale", None), float):
+            scales[name] = part.scale
         for i, pair in enumerate(getattr(part, "beside", ())):
             own = f"{name}.beside.{i} times {pair.scale!r}"
             tensors |= {f"{own}.a": pair.a, f"{own}.b": pair.b}
-    state = {name: Seen.of(tensor) for name, tensor in tensors.items()}
+    state = {name: Seen.of(tensor) for name, tensor in tensors.items()} | scales
     known = _hashes.get(module)
     if known is None or known[0] != state:
-        known = _hashes[module] = (state, hash_tensors((name, narrowed(tensor)) for name, tensor in tensors.items()))
+        numbers = [(name, narrowed(tensor)) for name, tensor in tensors.items()]
+        numbers += [(name, torch.tensor(scale, dtype=torch.float64)) for name, scale in scales.items()]
+        known = _hashes[module] = (state, hash_tensors(numbers))
     return known[1]
