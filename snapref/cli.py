@@ -105,7 +105,7 @@ def generate(
     strength: Annotated[float | None, option("0 (off) to 2; 1 as trained.", panel=READING)] = None,
     mode: Annotated[str | None, option("cs: character and style; char: character.", panel=READING)] = None,
     ref_caption: Annotated[str | None, option("Caption instead of the mode's.", panel=READING)] = None,
-    ref_in_uncond: Annotated[bool, option("Both branches read.", "--ref-in-uncond", panel=READING)] = False,
+    ref_in_uncond: Annotated[bool | None, option("Both branches read, or only one.", panel=READING)] = None,
     fidelity: Annotated[float | None, option("1 (default) to 0.", panel=READING)] = None,
     ref_guidance: Annotated[float | None, option("Two-scale guidance.", panel=READING)] = None,
     ref_start: Annotated[float | None, option("Share of steps before reading.", panel=READING)] = None,
@@ -168,7 +168,7 @@ def generate(
         "denoise": denoise, "s_noise": s_noise, "noise_device": noise_device, "guidance": guidance,
         "apg_eta": apg_eta, "apg_momentum": apg_momentum, "apg_threshold": apg_threshold,
         "cfg_rescale": cfg_rescale, "strength": strength, "mode": mode, "ref_caption": ref_caption,
-        "ref_in_uncond": ref_in_uncond or None, "fidelity": fidelity, "ref_guidance": ref_guidance,
+        "ref_in_uncond": ref_in_uncond, "fidelity": fidelity, "ref_guidance": ref_guidance,
         "ref_start": ref_start, "ref_end": ref_end, "ref_megapixels": ref_megapixels,
         "weights": weight or None, "block_weights": block_weights, "cache_form": cache_form, "layout": layout,
         "stitch_direction": stitch_direction, "stitch_match": stitch_match, "stitch_spacing": stitch_spacing,
@@ -235,6 +235,9 @@ def demo(
     character: Annotated[int, option("Which one of data_samples: 1 to 12 (10).")] = 10,
     reference: Annotated[Path | None, option("A picture of your own instead.", "--reference", "-r")] = None,
     seed: Annotated[int, option("Of the noise (0).")] = 0,
+    change: Annotated[
+        list[str] | None, option("FIELD=VALUE of the settings, such as strength=0.5; again for more.", "--set")
+    ] = None,
     out: Annotated[Path, option("The picture to write.", "--out", "-o")] = Path("figures/demo.png"),
     folder: Annotated[Path | None, option("nano's files, instead of the shipped ones.")] = None,
     quiet: Annotated[bool, option("No progress bar.", "--quiet", "-q")] = False,
@@ -242,10 +245,12 @@ def demo(
 ) -> None:
     """Draw one character in three scenes, and the same scenes without her picture."""
     from snapref.lab.demo import draw_demo, sample_character
+    from snapref.sampling.settings import Settings
 
     picture, name = (reference, reference.name) if reference else sample_character(character)
+    settings = Settings(**{"seed": seed} | fields(change or []))
     pipe = snapref.load("nano", folder=folder)
-    drawn = draw_demo(pipe, picture, name, held_out=not reference, seed=seed, quiet=quiet or as_json)
+    drawn = draw_demo(pipe, picture, name, held_out=not reference, settings=settings, quiet=quiet or as_json)
     written = drawn.save(out)
     report = {
         "out": str(written),
@@ -266,6 +271,20 @@ def height_width(size: str | None) -> tuple[int, int] | None:
     if not (width.isdigit() and height.isdigit()):
         raise ValueError(f"size is {size!r}; give WIDTHxHEIGHT in pixels, such as 96x128")
     return int(height), int(width)
+
+
+def fields(texts: list[str]) -> dict:
+    """Returns {field: value} of "strength=0.5"; Settings says which fields there are, and what they may hold."""
+    found = {}
+    for text in texts:
+        name, is_given, value = text.partition("=")
+        if not is_given:
+            raise ValueError(f"set is {text!r}; give FIELD=VALUE, such as strength=0.5")
+        try:
+            found[name] = height_width(value) if name == "size" else json.loads(value)
+        except json.JSONDecodeError:  # a word, as stitch
+            found[name] = value
+    return found
 
 
 def modes(texts: list[str]) -> dict[str, str]:

@@ -159,7 +159,7 @@ def test_several_pictures_and_modes():
     assert not torch.equal(char.latents, draw(reference=picture()).latents)
     assert draw(reference=picture()).settings.mode == "cs" and char.settings.mode == "char"
     assert draw(reference=char.reference).settings.mode == "char"
-    with pytest.raises(SettingsError, match="encoded as 'character reference', not as 'character and style"):
+    with pytest.raises(SettingsError, match="encoded as 'character reference', not 'character and style"):
         draw(reference=char.reference, mode="cs")
 
 

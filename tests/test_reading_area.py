@@ -95,8 +95,8 @@ def test_too_thin_is_said():
 def test_a_mask_of_another_shape_is_said():
     area = read_area("regions[0]", torch.ones(64, 64))
     with pytest.raises(PictureError, match="is a mask of 64×64 pixels, the picture to draw is 96×128; give a mask"):
-        area.check_shape(128, 96, 16, "the picture to draw")
-    read_area("regions[0]", torch.ones(64, 48)).check_shape(128, 96, 16, "the picture to draw")
+        area.check_shape(128, 96, "the picture to draw")
+    read_area("regions[0]", torch.ones(64, 48)).check_shape(128, 96, "the picture to draw")
 
 
 def test_the_hidden_part_becomes_transparent():

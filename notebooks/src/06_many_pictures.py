@@ -322,7 +322,7 @@ check(balance, [((1, 0.0), (1.0, log(3))), ((4, 2.0), (0.25, 2 + log(3)))])
 # %% [markdown]
 # ## Exercise 3 · Classes of tokens (harder, 12 minutes)
 #
-# A merge rounds once. In half precision that would show, so there the model lays keys side by side instead: one
+# No kernel gives a gradient through the log-sum-exp, so in training the model lays keys side by side instead: one
 # attention for all tokens that read the same pictures. Which are they? `readers` holds, per picture, which tokens
 # read it. Group the tokens: a dictionary from the tuple of pictures they read to the list of their numbers.
 #

@@ -56,10 +56,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, groups: Sequence[KeyGroup] = ()) -> 
         return F.scaled_dot_product_attention(q, k, v)
     for group in groups:
         check_group(group, q)
-    # In fp32 a merge is as exact as one softmax, and copies no key. In half precision it rounds once more, so
-    # equal weights are joined there.
-    weighted = any(group.log_weight for group in groups)
-    if (weighted or q.dtype == torch.float32) and gives_lse(q, k, v, *(side for g in groups for side in (g.k, g.v))):
+    # A merge copies no key. In half precision it rounds once more than one softmax would, by less than rounding the
+    # queries and keys did.
+    if gives_lse(q, k, v, *(side for g in groups for side in (g.k, g.v))):
         return attend_in_turn(q, k, v, groups)
     return attend_by_row(q, k, v, groups)
 

@@ -94,7 +94,10 @@ def as_adapter(entries: Mapping[str, Entry], metadata: Mapping[str, str]):
         "width": config.get("width"), "place": place, "modes": captions or None,
         "fp8": sorted(FP8 & {e.dtype for e in entries.values()}) or None,
     }  # fmt: skip
-    ranks = " and ".join(f"{title} rank {'/'.join(map(str, b['ranks'])) or 'none'}" for title, b in branches.items())
+    ranks = " and ".join(
+        f"{title} rank {'/'.join(map(str, b['ranks'])) or 'none'} on {', '.join(b['targets']) or 'nothing'}"
+        for title, b in branches.items()
+    )
     said = f"modes {', '.join(captions)}" if captions else "no captions stated"
     where = "no place stated" if place is None else f"place ({', '.join(map(str, place))})"
     return "adapter", f"a reference adapter: {ranks}, {facts['blocks']} blocks, {said}, {where}", facts

@@ -65,16 +65,15 @@ def sample_character(number: int) -> tuple[Image.Image, str]:
 
 def draw_demo(
     pipe: Pipeline, picture, name: str, *, held_out: bool = False, prompts: Sequence[str] = PROMPTS,
-    seed: int = 0, quiet: bool = False,
+    settings: Settings | None = None, quiet: bool = False,
 ) -> Demo:
     """Draws every prompt with the picture and, from the same noise, without it.
 
     picture: anything that `load_picture` takes; name and held_out: what its caption says.
     """
     begun = time.perf_counter()
-    options = {"seed": seed, "quiet": quiet}
-    referenced = pipe(prompts, pipe.encode(picture), **options)
-    alone = pipe(prompts, **options)
+    referenced = pipe(prompts, picture, settings=settings, quiet=quiet)
+    alone = pipe(prompts, settings=settings, quiet=quiet)
     return Demo(
         to_picture(load_picture(picture)), name, held_out, tuple(prompts), referenced.images, alone.images,
         referenced.settings, time.perf_counter() - begun,

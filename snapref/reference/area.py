@@ -26,6 +26,7 @@ SIDES: dict[str, Box] = {
     "top": (0.0, 0.0, 1.0, 0.5),
     "bottom": (0.0, 0.5, 1.0, 1.0),
 }
+CLOSE = 0.02  # by which a mask's proportions may differ from its picture's
 HALF = 0.5 - 1e-9  # of a cell; the sum of shares that make a half may fall short by rounding
 NUMBERS = re.compile(r"[-+\d.einfa]+(,[-+\d.einfa]+)+", re.IGNORECASE)
 
@@ -57,15 +58,16 @@ class Area:
             )
         return cells
 
-    def check_shape(self, height: int, width: int, tolerance: float, what: str) -> None:
-        """Raises PictureError for a mask that was not made for a picture of this size, or of its shape.
+    def check_shape(self, height: int, width: int, what: str) -> None:
+        """Raises PictureError for a mask of other proportions than a picture of (height, width) pixels.
 
-        tolerance: pixels by which the mask, scaled to the picture's height, may miss the picture's width.
+        What rounding both sides of a smaller or larger mask to whole pixels can do is allowed, and `CLOSE`: the
+        nearest size that a model draws may differ so much from the size that the mask was made for.
         """
         if self.mask is None:
             return
         tall, wide = self.mask.shape
-        if abs(wide * height / tall - width) > tolerance:
+        if abs(wide * height - tall * width) > max((height + width) / 2, CLOSE * tall * width):
             raise PictureError(
                 f"{self.name} is a mask of {wide}×{tall} pixels, {what} is {width}×{height}; give a mask of "
                 "the same proportions, or a box in shares"

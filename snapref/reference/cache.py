@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from snapref.anima.attention import KeyGroup
+from snapref.config import DiTConfig
 from snapref.files.loader import read_metadata, read_tensors
 from snapref.files.weights import save_weights
 from snapref.reference.fingerprint import Fingerprint
@@ -240,6 +241,11 @@ class ReferenceCache:
             if not all(finite(side) for side in pair):
                 raise CacheError(f"{name!r} holds numbers that are not finite in block {i % len(layers)}; encode anew")
         return cls(layers, groups, fingerprint, scales if scaled else None)
+
+
+def reference_bytes(dit: DiTConfig, tokens: float, dtype: torch.dtype) -> int:
+    """Bytes of a whole cache of so many tokens: keys and values of every block."""
+    return round(2 * dit.blocks * tokens * dit.width * dtype.itemsize)
 
 
 def each(change: Callable[[Tensor], Tensor], pairs: Sequence[tuple[Tensor, Tensor]] | None):

@@ -7,7 +7,7 @@ a base that differs in a few layers, as merged and fine-tuned ones do.
 import hashlib
 import weakref
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ class PicturePrint:
     caption: str
     tokens: str = "all"  # sha256 of the token mask where some were left out
     form: str = "whole"  # what was made of the keys and values afterwards: "fp8", "thin:0.5", "fp8+thin:0.5"
+    # The settings that led here, for the record of what is drawn with it; others may lead to the same numbers.
+    settings: dict = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Fingerprint:
             found += [
                 f"the {part} of picture {number} ({short(mine[part])} here, {short(theirs[part])} expected)"
                 for part in mine
-                if mine[part] != theirs[part]
+                if part != "settings" and mine[part] != theirs[part]
             ]
         return found
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 MIN_SIDE = 16  # one token of the published model
 MAX_PIXELS = 64_000_000  # decoded, 256 MB; a file of a few kB can claim far more
+ROUNDED_AWAY = 1 / 512  # beyond 0..1, less than half a step of 8 bits: what arithmetic leaves
 MAX_ASPECT = 16  # longer strips are no pictures of anybody, and a side would shrink to a single token
 
 _SHORT_INTEGER_MODES = {"I;16", "I;16L", "I;16B", "I;16N", "I"}
@@ -30,7 +31,7 @@ class PictureError(ValueError):
 def load_picture(source) -> Image.Image:
     """The picture as a viewer shows it: upright, sRGB, 8 bits; "RGB", or "RGBA" if any pixel is not opaque.
 
-    source: a path, the bytes of a file, a PIL image (its current frame), or a numpy array or tensor:
+    source: a path, an open file or its bytes, a PIL image (its current frame), or a numpy array or tensor:
     (h, w), (h, w, c) or (c, h, w), with or without a leading 1, as uint8 in 0..255 or floats in 0..1.
     EXIF orientation, palettes, grey, 16 bits, CMYK and colour profiles are resolved; of an animation the
     first frame counts. Raises PictureError.
@@ -43,8 +44,8 @@ def load_picture(source) -> Image.Image:
         name, image = _open(source)
     _check_size(name, *image.size)
     try:
-        image = ImageOps.exif_transpose(image)  # decodes the pixels
-        return _screen_colours(image)
+        image.load()
+        return _screen_colours(upright(image))
     except PictureError:
         raise
     except Exception as error:  # a damaged file may fail inside any decoder, each with errors of its own
@@ -114,10 +115,14 @@ def fitted_size(height: int, width: int, step: int, megapixels: float | None = N
 
 def _open(source) -> tuple[str, Image.Image]:
     """A name for messages and the still undecoded image of a path or of a file's bytes."""
-    if isinstance(source, (bytes, bytearray, memoryview)):
+    if hasattr(source, "read"):
+        name, file = "the open file", io.BytesIO(_bytes_of(source))
+    elif isinstance(source, (bytes, bytearray, memoryview)):
         name, file = f"the data of {len(source):,} bytes", io.BytesIO(source)
     elif isinstance(source, (str, os.PathLike)):
         path = Path(source)
+        if not os.fspath(source):
+            raise PictureError("the path of the picture is empty; give the path of a picture file")
         if not path.is_file():
             what = "is a folder" if path.is_dir() else "does not exist"
             raise PictureError(f"{str(source)!r} {what}; give the path of a picture file")
@@ -138,6 +143,25 @@ def _open(source) -> tuple[str, Image.Image]:
         ) from None
     except Exception as error:  # see load_picture
         raise PictureError(f"{name} cannot be opened ({error}); save it again or fetch it again") from error
+
+
+def _bytes_of(file) -> bytes:
+    """All of an open file. Raises PictureError for one of text, and for one that is closed."""
+    try:
+        data = file.read()
+    except (OSError, ValueError) as error:
+        raise PictureError(f"the open file cannot be read ({error}); open it anew, in binary mode") from error
+    if not isinstance(data, bytes):
+        raise PictureError(f"the open file holds {type(data).__name__}, not bytes; open it in binary mode")
+    return data
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Turned as its EXIF data say. Data that nobody can read turn nothing, as in a viewer."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # the block may be cut anywhere; the pixels are decoded and fine
+        return image
 
 
 def _check_size(name: str, width: int, height: int) -> None:
@@ -216,6 +240,7 @@ def _from_array(array) -> Image.Image:
     """numpy or tensor → PIL. Sides have at least 16 pixels, so an axis of 1 to 4 can only be the channels."""
     if isinstance(array, Tensor):
         array = array.detach().cpu()
+        array = array.to_dense() if array.layout != torch.strided else array
         array = (array.float() if array.is_floating_point() else array).numpy()
     shape = array.shape
     if array.ndim == 4 and shape[0] == 1:
@@ -240,9 +265,9 @@ def _bytes_from_floats(array: np.ndarray) -> np.ndarray:
         raise PictureError(f"an array of {array.dtype} is ambiguous; give uint8 in 0..255 or floats in 0..1")
     if not np.isfinite(array).all():
         raise PictureError("the array holds NaN or infinite values; give floats in 0..1")
-    if array.min() < 0 or array.max() > 1:
+    if array.min() < -ROUNDED_AWAY or array.max() > 1 + ROUNDED_AWAY:
         raise PictureError(
             f"the array holds floats from {array.min():.4g} to {array.max():.4g}; "
             "bring them to 0..1 (divide by 255, or (x + 1) / 2), or give uint8"
         )
-    return np.round(array * 255).astype(np.uint8)
+    return np.round(array.clip(0, 1) * 255).astype(np.uint8)

@@ -5,6 +5,8 @@ from functools import reduce
 
 from PIL import Image
 
+from snapref.reference.picture import MAX_PIXELS, PictureError
+
 DIRECTIONS = ("right", "down", "left", "up")
 COLOURS = {
     "white": (255, 255, 255), "black": (0, 0, 0), "red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255),
@@ -37,6 +39,7 @@ def join(
         scale = canvas.height / picture.height if beside else canvas.width / picture.width
         long = max(1, int((picture.width if beside else picture.height) * scale))
         size = (long, canvas.height) if beside else (canvas.width, long)
+        check_canvas(*size)
         if size != picture.size:
             picture = picture.resize(size, Image.Resampling.LANCZOS)
     mode = "RGBA" if "RGBA" in (canvas.mode, picture.mode) else "RGB"  # without alpha: opaque
@@ -48,6 +51,7 @@ def join(
     across = max(part.height if beside else part.width for part in parts)
 
     size = (along, across) if beside else (across, along)
+    check_canvas(*size)
     sheet = Image.new(mode, size, "white" if colour == "white" else "black")
     at = 0
     for number, part in enumerate(parts):
@@ -59,3 +63,12 @@ def join(
         sheet.paste(part, (at, middle) if beside else (middle, at))
         at += part.width if beside else part.height
     return sheet
+
+
+def check_canvas(width: int, height: int) -> None:
+    """Raises PictureError before a canvas is made that would not be read anyway."""
+    if width * height > MAX_PIXELS:
+        raise PictureError(
+            f"stitched, the pictures have {width * height:,} pixels ({width}×{height}), at most {MAX_PIXELS:,}; give "
+            "smaller ones, or read them one by one"
+        )

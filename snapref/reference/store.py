@@ -10,7 +10,7 @@ from threading import Lock
 
 from snapref.reference.cache import ReferenceCache
 
-BUDGET = 2**30  # bytes; a megapixel at full size takes 0.94 GB in 16 bits
+BUDGET = 2**30  # bytes
 
 
 class ReferenceStore:

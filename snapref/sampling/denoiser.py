@@ -13,7 +13,7 @@ from snapref.anima.model import AnimaDiT
 from snapref.reference.branches import merged
 from snapref.reference.cache import ReferenceCache
 from snapref.sampling.guidance import Buffers
-from snapref.sampling.passes import Pass, combine, plan
+from snapref.sampling.passes import Pass, combine, is_open, plan
 from snapref.sampling.settings import Settings
 
 
@@ -84,8 +84,8 @@ class Denoiser:
         return guided
 
     def reading(self, step: int) -> bool:
-        """Whether the reference is active in this step: its window is [ref_start, ref_end) of the run."""
-        return bool(self.readings) and self.settings.ref_start <= step / self.steps < self.settings.ref_end
+        """Whether the reference is active in this step."""
+        return bool(self.readings) and is_open(self.settings, step, self.steps)
 
     def set_target(self, on: bool) -> None:
         """Puts the target branch into the weights, or the original weights back."""

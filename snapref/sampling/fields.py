@@ -1,7 +1,6 @@
 """What a setting may hold: how a field states its range, and how a value is checked against it."""
 
 import dataclasses
-import math
 import numbers
 import re
 from dataclasses import field
@@ -76,22 +75,29 @@ def _checked_number(f: dataclasses.Field, value, name: str | None = None) -> int
     whole = int in (f.type, *getattr(f.type, "__args__", ()))
     low, high, above = f.metadata["low"], f.metadata["high"], f.metadata.get("above", False)
     kind = numbers.Integral if whole else numbers.Real
-    fits = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
-    if not fits or not low <= value <= high or (above and value == low):
+    # A NaN is within nothing; a whole number may be too large to become a float.
+    fits = isinstance(value, kind) and not isinstance(value, bool) and low <= value <= high
+    if not fits or (above and value == low):
         what = "a whole number" if whole else "a number"
         span = f"{'above' if above else 'from'} {low:g} to {high if whole else format(high, 'g')}"
-        raise SettingsError(f"{name} is {value!r}; it must be {what} {span}")
+        raise SettingsError(f"{name} is {brief(value)}; it must be {what} {span}")
     return int(value) if whole else float(value)
+
+
+def brief(value) -> str:
+    """A value as a message shows it: of a long one both ends."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:28]}…{text[-28:]}"
 
 
 def _checked_size(value) -> tuple[int, int]:
     try:
         height, width = value
         sides = int(height), int(width)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise SettingsError(f"size is {value!r}; it must be (height, width) in pixels") from None
     if sides != (height, width) or not all(1 <= side <= MAX_SIDE for side in sides):
-        raise SettingsError(f"size is {value!r}; both sides must be whole, from 1 to {MAX_SIDE} pixels")
+        raise SettingsError(f"size is {brief(value)}; both sides must be whole, from 1 to {MAX_SIDE} pixels")
     return sides
 
 

@@ -18,6 +18,7 @@ from snapref.anima.qwen import new_qwen
 from snapref.anima.vae import QwenImageVAE
 from snapref.config import NANO_V1A, V1A, ModelConfig
 from snapref.reference.branches import linear_shapes, planned_specs
+from snapref.reference.cache import reference_bytes
 from snapref.sampling.working import bare, dressed, working_bytes
 
 GB = 1e9
@@ -89,7 +90,7 @@ def make_plan(ask: Ask) -> Plan:
     # that visit take it on the way.
     merging = ask.adapter and ask.references and not ask.fp8 and not ask.offload
     merged = 4 * dit.width**2 * item * dit.blocks if merging else 0
-    cache = ask.references * 2 * dit.blocks * dit.width * tokens * item
+    cache = ask.references * reference_bytes(dit, tokens, ask.dtype)
 
     visiting = 2 * block if ask.offload else 0
     away = "host" if ask.offload else "device"

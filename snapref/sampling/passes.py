@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from snapref.config import ModelConfig
 from snapref.sampling import guidance
 from snapref.sampling.guidance import Buffers, Projection
-from snapref.sampling.settings import Settings
+from snapref.sampling.settings import PLAIN, Settings
+
+OF_GUIDANCE = ("apg_eta", "apg_momentum", "apg_threshold", "cfg_rescale")  # without two branches they mean nothing
 
 
 @dataclass(frozen=True)
@@ -38,14 +41,38 @@ def plan(settings: Settings, reading: bool) -> tuple[Pass, ...]:
     return Pass(True, 1.0), Pass(False, 1.0 if both else 1.0 - settings.fidelity)
 
 
-def warn_of_ignored(settings: Settings) -> None:
-    """Warns where one setting makes another one mean nothing."""
+def is_open(settings: Settings, step: int, steps: int) -> bool:
+    """Whether the window of reading holds a step: it is [ref_start, ref_end) of the run."""
+    return settings.ref_start <= step / steps < settings.ref_end
+
+
+def warn_of_empty_window(settings: Settings, steps: int) -> bool:
+    """Whether no step of the run lies in the window of reading; says so."""
+    empty = not any(is_open(settings, step, steps) for step in range(steps))
+    if empty:
+        warnings.warn(
+            f"nothing is read: none of {steps} steps begins within ref_start {settings.ref_start:g} to ref_end "
+            f"{settings.ref_end:g}; widen the window, or take more steps",
+            stacklevel=3,
+        )
+    return empty
+
+
+def warn_of_ignored(settings: Settings, model: ModelConfig) -> None:
+    """Warns where one setting makes another one mean nothing. settings: resolved."""
     if settings.fidelity < 1 and (settings.ref_in_uncond or settings.ref_guidance is not None):
         other = "ref_in_uncond" if settings.ref_in_uncond else "ref_guidance"
         warnings.warn(
             f"fidelity {settings.fidelity} is ignored: {other} already says what the negative branch reads",
             stacklevel=3,
         )
+    if plan(settings, True) == (Pass(True, 1.0),):
+        usual = {name: getattr(model, f"default_{name}", PLAIN.get(name)) for name in OF_GUIDANCE} | {"fidelity": 1.0}
+        changed = [f"{name} {getattr(settings, name):g}" for name in usual if getattr(settings, name) != usual[name]]
+        if changed:
+            warnings.warn(
+                f"{' and '.join(changed)} ignored: guidance is 1, so there is no negative branch", stacklevel=3
+            )
     stitching = ("stitch_direction", "stitch_match", "stitch_spacing", "stitch_colour")
     changed = [name for name in stitching if getattr(settings, name) != getattr(Settings, name)]
     if changed and settings.layout == "separate":

@@ -14,18 +14,19 @@ from snapref.anima.offload import at_work, device_of, dtype_of
 from snapref.anima.text import TextEncoder
 from snapref.config import ModelConfig
 from snapref.reference.branches import Adapter
-from snapref.reference.cache import ReferenceCache
+from snapref.reference.cache import ReferenceCache, reference_bytes
 from snapref.reference.picture import to_pixels
-from snapref.reference.store import ReferenceStore
+from snapref.reference.store import BUDGET, ReferenceStore
 from snapref.sampling.advice import in_one_sentence
 from snapref.sampling.denoiser import Denoiser
 from snapref.sampling.loras import Added, Loras
-from snapref.sampling.passes import warn_of_ignored
-from snapref.sampling.reading import as_read, fulfil, request, requests
+from snapref.sampling.passes import warn_of_empty_window, warn_of_ignored
+from snapref.sampling.read_before import as_read
+from snapref.sampling.reading import fulfil, request, requests
 from snapref.sampling.result import Result
 from snapref.sampling.samplers import NonFiniteLatent, sample
-from snapref.sampling.settings import Settings, SettingsError
-from snapref.sampling.start import is_latent, noised, paired, run_levels, start_noise, start_pixels
+from snapref.sampling.settings import Settings, SettingsError, with_changes
+from snapref.sampling.start import is_latent, noised, own_levels, paired, run_levels, start_noise, start_pixels
 
 Callback = Callable[[int, float, Tensor, Tensor], bool | None]
 
@@ -42,7 +43,8 @@ class Pipeline:
     ):
         self.model, self.text, self.codec, self.config, self.adapter = model, text, codec, config, adapter
         self._loras = Loras(model, text.qwen)
-        self.store = ReferenceStore()
+        one = reference_bytes(config.dit, config.default_ref_megapixels * 1e6 / config.size_step**2, model.dtype)
+        self.store = ReferenceStore(max(BUDGET, 2 * one))  # two pictures at least, or each would push out the other
 
     @property
     def device(self) -> torch.device:
@@ -86,21 +88,24 @@ class Pipeline:
         the run. Whatever happens, the base model's weights are its own again afterwards.
         """
         begun = time.perf_counter()
-        settings = (settings or Settings()).replace(**changes)
+        settings = with_changes(settings, changes)
         if image is not None and settings.size is None:
             settings = settings.replace(size=self.size_of(image))
         settings = settings.resolved(self.config)
         prompts, negatives = paired(prompt, negative)
-        warn_of_ignored(settings)
-        if levels is None:
-            levels = self.levels(settings, image)
+        warn_of_ignored(settings, self.config)
+        own = None if levels is None else own_levels(levels)
+        if own is not None:
+            settings = settings.replace(steps=len(own) - 1)
+        levels = self.levels(settings, image) if own is None else own
+        steps = len(levels) - 1
         asked = requests(self, reference, references, len(prompts), settings, regions, ref_masks)
+        if asked and warn_of_empty_window(settings, steps):
+            asked = ()
         x = self.start(len(prompts), settings, float(levels[0]), image, noise)
         read = [fulfil(self, one, settings) for one in asked]
         caches = tuple(one.cache for one in read)
         settings = as_read(settings, asked, caches)
-
-        steps = len(levels) - 1
         denoiser = Denoiser(
             self.model,
             self.contexts(prompts),
@@ -142,6 +147,7 @@ class Pipeline:
             time.perf_counter() - begun,
             tuple(one.areas for one in asked),
             tuple(each.record() for each in self.loras),
+            None if own is None else tuple(own.tolist()),
         )
 
     @in_one_sentence
@@ -168,19 +174,19 @@ class Pipeline:
         self.check_adapter()
         given = {"mode": mode, "ref_caption": ref_caption, "ref_megapixels": ref_megapixels, "weights": weights}
         changes |= {name: value for name, value in given.items() if value is not None}
-        settings = (settings or Settings()).replace(**changes)
+        settings = with_changes(settings, changes)
         if settings.ref_megapixels is None:
             settings = settings.replace(ref_megapixels=self.config.default_ref_megapixels)
         return fulfil(self, request(self, reference, settings, None, ref_masks, whole=True), settings).cache
 
     def caption(self, settings: Settings) -> tuple[str, str]:
         """Returns (mode, the caption that the reference branch hears). Raises SettingsError."""
-        if settings.ref_caption is not None:
-            return settings.mode or "", settings.ref_caption
         known = self.adapter.config
         mode = settings.mode or known.default_mode
         if mode not in known.captions:
             raise SettingsError(f"mode is {mode!r}; the adapter {known.name} has {', '.join(known.captions)}")
+        if settings.ref_caption is not None:
+            return settings.mode or "", settings.ref_caption
         return mode, known.captions[mode]
 
     def check_adapter(self) -> None:

@@ -2,6 +2,8 @@
 
     requests     every argument checked and every picture loaded, without a single call of a model
     fulfil       one request → one `Reading`: a cache, and who reads which of its pictures
+
+What was read before is checked by `read_before`.
 """
 
 from collections.abc import Sequence
@@ -11,12 +13,13 @@ import numpy as np
 from torch import Tensor
 
 from snapref.reference.area import Area, read_area, shown_part
-from snapref.reference.cache import CacheError, ReferenceCache
+from snapref.reference.cache import ReferenceCache
 from snapref.reference.compact import compacted
 from snapref.reference.encode import encode_reference
 from snapref.reference.fingerprint import hash_module, hash_tensors
 from snapref.reference.picture import load_picture, to_pixels, visible_tokens
 from snapref.reference.stitch import stitch
+from snapref.sampling.read_before import check_cache, made_with
 from snapref.sampling.settings import Settings, SettingsError
 
 
@@ -58,6 +61,8 @@ def requests(
     """
     if reference is not None and references is not None:
         raise SettingsError("reference and references are both given; give one, or one per prompt")
+    if references is not None and not isinstance(references, (list, tuple)):
+        raise SettingsError(f"references is {short(references)}; give a list with one reference per prompt")
     if references is not None and len(references) != batch:
         raise SettingsError(f"{len(references)} references for {batch} prompts; give one per prompt")
     if reference is None and references is None:
@@ -161,7 +166,7 @@ def target_tokens(area: Area | None, settings: Settings, step: int) -> Tensor | 
     if area is None:
         return None
     height, width = settings.size
-    area.check_shape(height, width, step, "the picture to draw")
+    area.check_shape(height, width, "the picture to draw")
     cells = area.covered(height // step, width // step).flatten()
     return None if bool(cells.all()) else cells
 
@@ -191,22 +196,6 @@ def load(
     ]
 
 
-def check_cache(pipe, cache: ReferenceCache, settings: Settings) -> None:
-    """Raises CacheError for one that another model made, SettingsError for one read in another mode."""
-    for part, module in (("base", pipe.model), ("adapter", pipe.adapter), ("language model", pipe.text.qwen)):
-        made_with = getattr(cache.fingerprint, part.replace(" ", "_"))
-        unknown = part == "language model" and not made_with  # whoever encoded gave the caption's context directly
-        if not unknown and made_with != hash_module(module):
-            raise CacheError(f"the reference was encoded with another {part}; encode the picture again")
-    if settings.mode is not None or settings.ref_caption is not None:
-        mode, caption = pipe.caption(settings)
-        other = [p.caption for p in cache.fingerprint.pictures if p.caption != caption]
-        if other:
-            raise SettingsError(
-                f"the reference was encoded as {other[0]!r}, not as {caption!r}; encode the picture again"
-            )
-
-
 def fulfil(pipe, asked: Request, settings: Settings) -> Reading:
     """Reads what was asked for. Raises CacheError where caches and pictures do not fit each other."""
     words = None
@@ -219,26 +208,18 @@ def fulfil(pipe, asked: Request, settings: Settings) -> Reading:
         if words is None:
             mode, caption = pipe.caption(settings)
             words = pipe.contexts([caption])[0]
-        caches.append(read_picture(pipe, source, words, mode, caption, settings.cache_form))
+        caches.append(read_picture(pipe, source, words, mode, caption, settings))
     cache = ReferenceCache.concat(caches)
     if cache.weights != asked.weights:
         cache = cache.with_weights(asked.weights)
     return Reading(cache, asked.regions)
 
 
-def as_read(settings: Settings, asked: Sequence[Request], caches: Sequence[ReferenceCache]) -> Settings:
-    """Settings with the mode and the weights that caches brought along: a default may change, those not."""
-    modes = {picture.mode for cache in caches for picture in cache.fingerprint.pictures}
-    if len(modes) == 1:
-        settings = settings.replace(mode=modes.pop() or None)
-    weights = {one.given_weights for one in asked}
-    if len(weights) == 1 and any(w != 1 for w in next(iter(weights))):
-        settings = settings.replace(weights=weights.pop())
-    return settings
-
-
-def read_picture(pipe, shown: Shown, words: Tensor, mode: str, caption: str, form: str) -> ReferenceCache:
+def read_picture(
+    pipe, shown: Shown, words: Tensor, mode: str, caption: str, settings: Settings
+) -> ReferenceCache:
     """One picture through codec and model, or from the store. words: (1, k, c), the context of the caption."""
+    place, form = pipe.adapter.config.place, settings.cache_form
 
     def read() -> ReferenceCache:
         cache = encode_reference(
@@ -246,6 +227,7 @@ def read_picture(pipe, shown: Shown, words: Tensor, mode: str, caption: str, for
             pipe.adapter,
             [pipe.to_latent(shown.pixels)],
             words,
+            place=place,
             keep=[shown.keep],
             pixels=[shown.pixels],
             mode=mode,
@@ -256,7 +238,8 @@ def read_picture(pipe, shown: Shown, words: Tensor, mode: str, caption: str, for
 
     masked = [] if shown.keep is None else [("keep", shown.keep)]
     seen = hash_tensors([("pixels", shown.pixels), ("words", words), *masked])
-    return pipe.store.get((hash_module(pipe.model), hash_module(pipe.adapter), seen, mode, caption, form), read)
+    key = hash_module(pipe.model), hash_module(pipe.adapter), seen, place, mode, caption, form
+    return made_with(settings, pipe.store.get(key, read))
 
 
 def listed(reference) -> list:

@@ -26,6 +26,7 @@ class Result:
     seconds: float  # from prompt to picture, the reference's encode included
     areas: tuple[dict, ...] = ()  # regions and masks of each reference, as plain values
     loras: tuple[dict, ...] = ()  # name, strength and sha256 of what was in the weights
+    levels: tuple[float, ...] | None = None  # sigmas that were given instead of a schedule's
 
     @property
     def reference(self) -> ReferenceCache | None:
@@ -50,6 +51,7 @@ class Result:
             "reference": None if reference is None else reference.fingerprint.to_json(),
             **(areas or {"regions": None, "ref_masks": None}),
             "loras": list(self.loras),
+            "levels": None if self.levels is None else list(self.levels),
             "settings": self.settings.to_dict(),
         }
 

@@ -126,8 +126,12 @@ class Settings:
     @classmethod
     def from_dict(cls, stored: dict) -> "Settings":
         """Fields that an older version did not know keep their defaults. Raises SettingsError."""
+        if not isinstance(stored, dict):
+            raise SettingsError(f"stored settings are a {type(stored).__name__}; give what `to_dict` returned")
         fields = dict(stored)
         version = fields.pop("version", VERSION)
+        if not isinstance(version, int):
+            raise SettingsError(f"settings have version {version!r}; it must be a whole number, up to {VERSION}")
         if version > VERSION:
             raise SettingsError(f"settings have version {version}, this snapref reads {VERSION}: upgrade it")
         _known(fields)
@@ -137,13 +141,21 @@ class Settings:
     def from_png(cls, path: str | Path) -> "Settings":
         """The settings of a picture that `Result.save` wrote. Raises SettingsError if it carries none.
 
-        Warns where regions or masks, which are no settings, are needed to draw it again.
+        Warns where regions, masks or levels, which are no settings, are needed to draw it again.
         """
         record = read_record(path)
         needed = [f"{name} {told(record[name])}" for name in ("regions", "ref_masks") if record.get(name)]
+        needed += ["levels of its own"] if record.get("levels") else []
         if needed:
             warnings.warn(f"{path} was drawn with {' and '.join(needed)}; give them again", stacklevel=2)
         return cls.from_dict(record["settings"])
+
+
+def with_changes(settings: Settings | None, changes: dict) -> Settings:
+    """Settings (None: the defaults) with some fields changed. Raises SettingsError."""
+    if settings is not None and not isinstance(settings, Settings):
+        raise SettingsError(f"settings is a {type(settings).__name__}; give Settings, or its fields by their names")
+    return (settings or Settings()).replace(**changes)
 
 
 def read_record(path: str | Path) -> dict:
@@ -152,7 +164,13 @@ def read_record(path: str | Path) -> dict:
         text = picture.info.get(PNG_KEY)
     if text is None:
         raise SettingsError(f"{path} carries no snapref settings; only pictures saved by snapref as PNG do")
-    return json.loads(text)
+    try:
+        record = json.loads(text)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict) or "settings" not in record:
+        raise SettingsError(f"{path} carries settings that are damaged; use the picture as it was saved")
+    return record
 
 
 def told(areas: list) -> str:

@@ -38,11 +38,35 @@ def start_noise(shape: tuple[int, ...], settings: Settings, given: Tensor | None
     shape: (b, 16, 1, h, w); the whole batch is drawn in one call.
     """
     if given is None:
+        if settings.noise_device == "cuda" and not torch.cuda.is_available():
+            raise SettingsError("noise_device is 'cuda', but there is no GPU here; give 'cpu'")
         generator = torch.Generator(settings.noise_device).manual_seed(settings.seed)
         return torch.randn(shape, generator=generator, device=settings.noise_device)
-    if given.shape != shape:
-        raise SettingsError(f"noise is {tuple(given.shape)}; this run needs {shape}")
-    return given.float()
+    if not isinstance(given, Tensor) or given.shape != shape:
+        found = tuple(given.shape) if hasattr(given, "shape") else ""
+        raise SettingsError(f"noise is a {type(given).__name__} {found}; this run needs a tensor {shape}")
+    return finite("noise", given.float())
+
+
+def finite(name: str, given: Tensor) -> Tensor:
+    """The tensor itself. Raises SettingsError for one with NaN or infinite numbers."""
+    if broken := int((~given.isfinite()).sum()):
+        raise SettingsError(f"{name} has {broken:,} numbers that are not finite; give one without")
+    return given
+
+
+def own_levels(given) -> Tensor:
+    """Returns the sigmas that were given instead of a schedule's: (steps + 1,). Raises SettingsError."""
+    try:
+        levels = torch.as_tensor(given, dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError):
+        raise SettingsError(f"levels is a {type(given).__name__}; give sigmas, one more than steps") from None
+    if levels.ndim != 1 or len(levels) < 2:
+        raise SettingsError(f"levels has shape {tuple(levels.shape)}; give sigmas (steps + 1,), at least two")
+    finite("levels", levels)
+    if not (levels[:-1] > levels[1:]).all() or levels[-1] < 0 or levels[0] > 1:
+        raise SettingsError(f"levels go from {levels[0]:g} to {levels[-1]:g}; they must fall at every step, in 1..0")
+    return levels
 
 
 def is_latent(image) -> bool:
@@ -64,4 +88,5 @@ def noised(latent: Tensor | None, noise: Tensor, sigma: float) -> Tensor:
         return sigma * noise
     if latent.shape[1:] != noise.shape[1:] or latent.shape[0] not in (1, len(noise)):
         raise SettingsError(f"image is a latent {tuple(latent.shape)}; this run needs {tuple(noise.shape)}")
+    finite("image", latent)
     return sigma * noise + (1 - sigma) * latent.to(noise.device, torch.float32)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from snapref.world import HELD_BACK, IDENTITY, SIZES, Scene, character, render, scene, split_of, tags
+from snapref.world import HELD_BACK, IDENTITY, SIZES, Character, Scene, character, render, scene, split_of, tags
 
 SILENT = 0.70  # of prompts that name no appearance and no outfit; the others name some of it
 CHAR = 0.4  # of pairs in mode "char": the reference has another art style, and the prompt names the target's
@@ -22,8 +22,10 @@ class Pair:
 def draw_pair(seed: int, index: int, split: str = "adapter", shape: str = "portrait") -> Pair:
     """The index-th pair: the same person in two scenes that share nothing but her; `shape` is the target's."""
     rng = np.random.default_rng((seed, index, 77))
-    person = character(rng, split)
     mode = "char" if rng.random() < CHAR else "cs"
+    person = character(rng, split)
+    while mode == "char" and not other_styles(person):
+        person = character(rng, split)
     before = reference_scene(rng)
     after = scene(rng)
     named = () if rng.random() < SILENT else tuple(
@@ -33,11 +35,18 @@ def draw_pair(seed: int, index: int, split: str = "adapter", shape: str = "portr
     prompt = ", ".join(tags(person, after, appearance=named, style=style, ground=bool(rng.random() < 0.3)))
     shown = person
     if mode == "char":
-        # In another style she is another attribute set, which may be held out from this training.
-        others = [replace(person, artist=artist) for artist in STYLES if artist != person.artist]
-        allowed = [other for other in others if split_of(other) == split_of(person)]
-        shown = allowed[int(rng.integers(len(allowed)))] if allowed else person
+        others = other_styles(person)
+        shown = others[int(rng.integers(len(others)))]
     return Pair(render(shown, before, SIZES["portrait"]), render(person, after, SIZES[shape]), prompt, mode)
+
+
+def other_styles(person: Character) -> list[Character]:
+    """The same character in every other art style in which she is of the same split.
+
+    There she is another attribute set, which may be held out from this training.
+    """
+    others = [replace(person, artist=artist) for artist in STYLES if artist != person.artist]
+    return [other for other in others if split_of(other) == split_of(person)]
 
 
 def reference_scene(rng: np.random.Generator) -> Scene:
