@@ -27,7 +27,9 @@ def test_floors_count_each_branch_with_its_own_keys():
     own, read, thin, two = (attention(job, keys) for keys in (8, 16, 12, 24))
     found = {row.name: row.attentions(job) for row in ROWS}
     assert found["default"] == found["weight 0.7"] == found["fp8"] == Counter({own: 1, read: 1})
-    assert found["both branches read"] == Counter({read: 2})
+    assert found["both branches read"] == found["fidelity 0.5"] == Counter({read: 2})
+    assert found["reference guidance 2.5"] == Counter({own: 1, read: 2})
+    assert found["APG and rescale"] == found["default"]
     assert found["half the tokens"] == Counter({own: 1, thin: 1})
     assert found["two pictures"] == Counter({own: 1, two: 1})
     assert found["two pictures, left and right"] == Counter({own: 1, read: 1})
@@ -70,19 +72,26 @@ def test_ratios_of_known_times():
     needed = flops(reading)
     found = dict.fromkeys(reading, each) | {own: 1.0, read: 2.0, ("merge", "default"): 0.28}
     found["read"] = InRun(5.6, [operator("mm", "project", 4.2, (needed // 2, 1), (1, 1))])
-    # Attention took 3 s for one branch with 8 keys and one with 16: a third of it is the reference's.
-    step = [attended(12, 3.0), operator("cat", "attend", 0.2, (1,)), operator("mm", "", 7.0, (8, 8), (8, 8)),
-            operator("gelu", "", 1.0, (8, 8)), operator("view", "project", 0.0, (8, 8))]  # fmt: skip
+    step = [attended(8, 1.8), replace(attended(8, 1.2), part="read"), operator("lerp", "attend", 0.2, (1,)),
+            operator("mm", "", 7.0, (8, 8), (8, 8)), operator("gelu", "", 1.0, (8, 8)),
+            operator("view", "project", 0.0, (8, 8))]  # fmt: skip
     found |= {("plain", "default"): 10.0, "default": InRun(11.2, step)}
     report = row_report(job, ROWS[0], [found, found])
     assert report["ratio"]["median"] == pytest.approx((11.2 + 5.88 / 28) / 10)
     assert report["floor"]["median"] == pytest.approx(1 + (1 + 2.8 / 28) / 10)
     inside = report["in_run"]
-    read_in_turn = [attended(8, 1.8), replace(attended(8, 1.2), part="read"), *step[1:]]
-    by_itself = row_report(job, ROWS[0], [found | {"default": InRun(11.2, read_in_turn)}])["in_run"]
-    assert by_itself["ratio"]["median"] == pytest.approx((11.2 + 0.21) / (11.2 - 1.4), abs=1e-4)
-    assert inside["ratio"]["median"] == pytest.approx((11.2 + 0.21) / (11.2 - 1.2))
-    assert inside["added_over_floor"]["median"] == pytest.approx((1.2 + 0.21) / (1 + 4.2 / 28), abs=1e-4)
+    assert inside["ratio"]["median"] == pytest.approx((11.2 + 0.21) / (11.2 - 1.4), abs=1e-4)
+    assert inside["added_over_floor"]["median"] == pytest.approx((1.4 + 0.21) / (1.2 + 4.2 / 28), abs=1e-4)
+
+    three = next(row for row in ROWS if len(row.passes) == 3)  # a third of all that is done for all branches
+    further = dict.fromkeys(three.further(job), 0.2)
+    found |= {key: value for key, value in further.items() if key not in found}
+    found |= {("plain", three.name): 10.0, three.name: InRun(11.2, step), ("merge", three.name): 0.28}
+    inside = row_report(job, three, [found])["in_run"]
+    assert inside["ratio"]["median"] == pytest.approx((11.2 + 0.21) / (11.2 - 1.4 - 9.8 / 3), abs=1e-4)
+    assert inside["added_over_floor"]["median"] == pytest.approx(
+        (1.4 + 9.8 / 3 + 0.21) / (1.2 + 8.8 / 3 + 4.2 / 28), abs=1e-4
+    )
 
     unmerged = next(row for row in ROWS if not row.merged)
     small = unmerged.beside(job)
@@ -94,12 +103,12 @@ def test_ratios_of_known_times():
     report = row_report(job, unmerged, [found])
     assert report["floor"]["median"] == pytest.approx(1 + (1 + 8 * 0.1 + 2.8 / 28) / 10)
     inside = report["in_run"]
-    assert inside["ratio"]["median"] == pytest.approx((12.4 + 0.2) / (12.4 - 2.4), abs=1e-4)
-    assert inside["added_over_floor"]["median"] == pytest.approx((2.4 + 0.2) / (1.8 + 4.2 / 28), abs=1e-4)
+    assert inside["ratio"]["median"] == pytest.approx((12.4 + 0.2) / (12.4 - 2.6), abs=1e-4)
+    assert inside["added_over_floor"]["median"] == pytest.approx((2.6 + 0.2) / (2.0 + 4.2 / 28), abs=1e-4)
 
 
 def test_a_step_does_the_arithmetic_that_its_row_is_said_to_need_and_no_more():
-    """Every row's attentions, and the products beside the weights: as many operations as computed."""
+    """Every row's attentions, the products beside the weights and all of a third branch: as many as computed."""
     job = tiny_job()
     setting = Setting(job)
     for row in (None, *ROWS):
@@ -108,10 +117,12 @@ def test_a_step_does_the_arithmetic_that_its_row_is_said_to_need_and_no_more():
         attend = sum(one.product.flops for one in step.operators if one.is_product and one.part in ("attend", "read"))
         assert attend == (flops(row.attentions(job)) if row else 2 * attention(job, job.tokens).flops)
         found = sum(one.product.flops for one in step.operators if one.is_product and one.part == "project")
-        if row is None or row.merged:
+        if row is None:
             linears = found
+            text = attention(job, job.context_rows).flops
         else:
-            assert found - linears == flops(row.beside(job))
+            further = flops(row.further(job)) - (len(row.passes) - 2) * text  # attention to the text is labelled apart
+            assert found - linears == flops(row.beside(job)) + further
     with seen() as reading:
         setting.read()
     assert 1 <= reading.flops / flops(reading_floor(job)) < 1.2  # the modulations, whose share shrinks with size

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from pipeline_case import picture, tiny_pipeline
 from typer.testing import CliRunner
 
 import snapref
 from snapref.cli import app
-from snapref.sampling.settings import Settings, read_record
+from snapref.reference.cache import ReferenceCache
+from snapref.sampling.settings import Settings, SettingsError, read_record
 
 OLD = Path(__file__).parent / "golden" / "settings_v1.png"  # written before weights, blocks and regions existed
 PROMPT = "1girl, beach, waving"
@@ -92,6 +94,46 @@ def test_weights_that_a_cache_brings_are_recorded():
     assert pipe(PROMPT, plain, quiet=True, steps=1).settings.weights is None
 
 
+@pytest.mark.parametrize("options", [
+    {"cache_form": "thin:0.25"}, {"cache_form": "fp8"}, {"ref_caption": "night, smile"}, {"mode": "char"},
+    {"ref_megapixels": 0.001}, {"layout": "stitch", "stitch_direction": "down", "stitch_spacing": 4},
+])  # fmt: skip
+def test_a_picture_drawn_with_a_cache_is_drawn_again_from_its_settings_alone(options, tmp_path):
+    pipe, pictures = tiny_pipeline(), [picture(1), picture(2)]
+    pipe.encode(pictures, **options).save(tmp_path / "kept.safetensors")
+    drawn = pipe(PROMPT, ReferenceCache.load(tmp_path / "kept.safetensors"), quiet=True, steps=2)
+    assert {name: getattr(drawn.settings, name) for name in options} == options
+    settings = Settings.from_png(drawn.save(tmp_path / "out.png")[0])
+    assert torch.equal(pipe(PROMPT, pictures, settings=settings, quiet=True).latents, drawn.latents)
+
+
+def test_levels_of_its_own_are_recorded(tmp_path):
+    drawn = tiny_pipeline()(PROMPT, levels=[1, 0.5, 0], quiet=True)
+    path = drawn.save(tmp_path / "out.png")[0]
+    assert read_record(path)["levels"] == [1, 0.5, 0] and drawn.settings.steps == 2
+    with pytest.warns(UserWarning, match="drawn with levels of its own; give them again"):
+        Settings.from_png(path)
+
+
+@pytest.mark.parametrize("stored, sentence", [
+    ({"version": "1"}, "settings have version '1'; it must be a whole number"),
+    ({"version": None}, "settings have version None"),
+    ([], "stored settings are a list; give what `to_dict` returned"),
+])  # fmt: skip
+def test_stored_settings_that_are_none(stored, sentence):
+    with pytest.raises(SettingsError, match=sentence):
+        Settings.from_dict(stored)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_a_damaged_record_is_said(text, tmp_path):
+    info = PngInfo()
+    info.add_itxt("snapref", text)
+    picture().save(tmp_path / "cut.png", pnginfo=info)
+    with pytest.raises(SettingsError, match="carries settings that are damaged; use the picture as it was saved"):
+        Settings.from_png(tmp_path / "cut.png")
+
+
 def test_the_command_line_is_the_call(tiny):
     words = ["-r", "a.png", "-r", "b.png", "--steps", 2, "--weight", 0.5, "--weight", 1.5]
     words += ["--block-weights", "0:0,1-:1"]
@@ -114,6 +156,12 @@ def test_the_command_line_is_the_call(tiny):
     run("-r", "two.safetensors", *words[4 : words.index("--ref-mask")], "-o", "read.png")
     assert Image.open("read.png").tobytes() == first
     run("-r", "two.safetensors", "-r", "a.png", "--weight", 1, "--weight", 0, "--weight", 1, "--steps", 1)
+
+
+def test_what_a_picture_switched_on_is_switched_off_again(tiny):
+    assert run("-r", "a.png", "--steps", 1, "--ref-in-uncond")["settings"]["ref_in_uncond"] is True
+    assert run("-r", "a.png", "--settings", "out.png")["settings"]["ref_in_uncond"] is True
+    assert run("-r", "a.png", "--settings", "out.png", "--no-ref-in-uncond")["settings"]["ref_in_uncond"] is False
 
 
 def test_stitch_from_the_command_line(tiny):

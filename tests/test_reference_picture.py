@@ -1,6 +1,7 @@
 """Pictures in: the colours a viewer shows, the whole figure, or one clear sentence."""
 
 import io
+import warnings
 
 import numpy as np
 import pytest
@@ -86,6 +87,41 @@ def test_every_exif_orientation_comes_upright(orientation):
     photograph = load_picture(saved(stored, "JPEG", exif=exif, quality=98))
     assert photograph.size == upright.size
     assert np.abs(np.asarray(photograph).astype(int) - np.asarray(upright)).mean() < 6
+
+
+@pytest.mark.parametrize("block", [
+    b"Exif\x00\x00garbage", b"Exif\x00\x00XX*\x00\x08\x00\x00\x00", b"\x00",
+    b"Exif\x00\x00II*\x00\x08\x00\x00\x00\xff\xff" + b"\x12\x01\xff\xff" * 4,
+])  # fmt: skip
+def test_a_damaged_exif_block_turns_nothing_and_hides_nothing(block):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert close(colours(load_picture(saved(two_tone(), "PNG", exif=block))), (RED, GREEN), 0)
+
+
+def test_open_files_and_their_bytes_are_the_picture(tmp_path):
+    data = saved(two_tone(), "PNG")
+    (tmp_path / "a.png").write_bytes(data)
+    with open(tmp_path / "a.png", "rb") as file:
+        for source in (io.BytesIO(data), file, data):
+            assert close(colours(load_picture(source)), (RED, GREEN), 0)
+    with pytest.raises(PictureError, match="the open file cannot be read .*; open it anew, in binary mode"):
+        load_picture(file)  # closed
+
+
+def test_what_arithmetic_leaves_beyond_the_range_is_rounded_away():
+    exact = np.linspace(0, 1, 16 * 16 * 3, dtype=np.float32).reshape(16, 16, 3)
+    for off in (1e-7, 1e-3):
+        found = np.asarray(load_picture(exact * (1 + 2 * off) - off)).astype(int)
+        assert (found.min(), found.max()) == (0, 255) and np.abs(found - 255 * exact).max() < 1
+    with pytest.raises(PictureError, match="the array holds floats from -0.01 to 1"):
+        load_picture(np.where(exact == 0, np.float32(-0.01), exact))
+
+
+def test_a_sparse_tensor_is_its_picture():
+    dense = torch.zeros(3, 16, 16)
+    dense[0, 4] = 1
+    assert load_picture(dense.to_sparse()).tobytes() == load_picture(dense).tobytes()
 
 
 def test_alpha_goes_onto_white_and_hidden_colours_stay_hidden():

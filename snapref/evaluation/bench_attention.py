@@ -21,8 +21,8 @@ from snapref.anima.model import AnimaDiT
 from snapref.config import BASE
 from snapref.evaluation.bench_forward import randomised
 from snapref.evaluation.floor import Stopwatch, flops
-from snapref.evaluation.in_run import InRun, labelled, seen
-from snapref.evaluation.reading_rows import ROWS, Job, Row, attention, operations, reading_floor
+from snapref.evaluation.in_run import InRun, Operator, labelled, seen
+from snapref.evaluation.reading_rows import GUIDED, ROWS, Job, Row, attention, operations, reading_floor
 from snapref.reference.branches import Adapter
 from snapref.reference.cache import PictureGroup, ReferenceCache
 from snapref.reference.compact import compacted
@@ -76,8 +76,7 @@ class Setting:
 
     def denoiser(self, row: Row | None) -> Denoiser:
         """What one run of sampling calls once per step; None: the plain model."""
-        settings = Settings(guidance=4.5, apg_eta=1.0, apg_momentum=0.0, apg_threshold=0.0, cfg_rescale=0.0,
-                            **(row.settings if row else {}))  # fmt: skip
+        settings = row.asked if row else Settings(**GUIDED)
         positive, negative = ([context] for context in self.contexts)
         common = (positive, negative, settings, self.job.steps)
         if row is None:
@@ -111,7 +110,7 @@ def bench_attention(job: Job | None = None, rows: tuple[Row, ...] = ROWS, quiet:
     job = job or Job()
     setting, watch = Setting(job), Stopwatch(job.dtype, torch.device("cpu"))
     products = {attention(job, job.tokens), *reading_floor(job)}
-    products |= {product for row in rows for product in (*row.attentions(job), *row.beside(job))}
+    products |= {product for row in rows for product in row.attentions(job) + row.further(job) + row.beside(job)}
     calls = {product: watch.call(product) for product in products}
     for call in calls.values():
         call()
@@ -167,7 +166,8 @@ def row_report(job: Job, row: Row, times: list[dict]) -> dict:
 def ratio_and_floor(job: Job, row: Row, found: dict) -> tuple[float, float]:
     """(the row's step over the plain one, the same with nothing but what the row must add), by the clock."""
     reading = sum(count * found[product] for product, count in reading_floor(job).items())
-    added = sum(count * found[product] for product, count in (row.attentions(job) + row.beside(job)).items())
+    needed = row.attentions(job) + row.further(job) + row.beside(job)
+    added = sum(count * found[product] for product, count in needed.items())
     added -= 2 * found[attention(job, job.tokens)]  # the plain step's own, of both branches
     least = job.dit.blocks * added + row.pictures * reading / job.steps
     plain = found["plain", row.name]
@@ -182,17 +182,20 @@ def once(job: Job, row: Row, found: dict) -> float:
 def seen_in_run(job: Job, row: Row, found: dict) -> tuple[float, float]:
     """(the row's step over itself without what it adds, what it adds over what it must add).
 
-    It must add the further attention and the products of an unmerged branch. It does add whatever else happens
-    around them. Of reading, the products are what must be.
+    It must add the further attention, the products of an unmerged branch and, with three branches of guidance, those
+    of the third: its share of what all do in one batch. It does add whatever else happens around them. Of reading, the
+    products are what must be.
     """
     step, read = found[row.name], found["read"]
     beside = {product.sides for product in row.beside(job)}
-    must = step.time(lambda one: one.part == "read" and one.is_product)
-    if not must:  # keys side by side: the further ones' share, at the pace of all
-        plain, whole = 2 * attention(job, job.tokens).flops, flops(row.attentions(job))
-        must = step.time(lambda one: one.part == "attend" and one.is_product) * (1 - plain / whole)
-    must += step.time(lambda one: one.part == "project" and one.is_product and one.product.sides in beside)
+
+    def own(one: Operator) -> bool:  # what this way of reading brings with it, for all branches
+        return one.part == "read" or (one.part == "project" and one.is_product and one.product.sides in beside)
+
+    must = step.time(lambda one: one.is_product and own(one))
+    must += row.further_share * step.time(lambda one: one.is_product and not own(one))
     around = step.time(lambda one: one.part != "" and not one.is_product)
+    around += row.further_share * step.time(lambda one: one.part == "" and not one.is_product)
     reading = read.products * flops(reading_floor(job)) / read.flops
     added = must + around + once(job, row, found)
     ratio = (step.seconds + once(job, row, found)) / (step.seconds - must - around)

@@ -10,6 +10,11 @@ from snapref.config import BASE, V1A, AdapterConfig, DiTConfig
 from snapref.evaluation.floor import Product, Stream, block_products, flops
 from snapref.reference.branches import linear_shapes
 from snapref.reference.thin import count_kept
+from snapref.sampling.passes import Pass, plan
+from snapref.sampling.settings import Settings
+
+# Plain guidance of two branches, whatever a model's defaults are.
+GUIDED = {"guidance": 4.5, "apg_eta": 1.0, "apg_momentum": 0.0, "apg_threshold": 0.0, "cfg_rescale": 0.0}
 
 
 @dataclass(frozen=True)
@@ -48,22 +53,37 @@ class Row:
     merged: bool = True
     share: float = 1.0  # of the reference's tokens that are kept
 
+    @property
+    def asked(self) -> Settings:
+        return Settings(**GUIDED | self.settings)
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """The branches of guidance in a step."""
+        return plan(self.asked, reading=True)
+
     def attentions(self, job: Job) -> Counter[Product]:
         """The self-attentions of a block of one step that cannot be avoided, each branch with its own keys."""
+        # Halves of the queries with half of the references each: as much as all queries with one.
         read = job.tokens + count_kept(job.reference, self.share) * (1 if self.halves else self.pictures)
-        reads = 2 if self.settings.get("ref_in_uncond") else 1
-        found: Counter[Product] = Counter()
-        for keys, branches in ((read, reads), (job.tokens, 2 - reads)):
-            if branches:
-                # Halves of the queries with half of the references each: as much as all queries with one.
-                found[attention(job, keys)] += branches
-        return found
+        return Counter(attention(job, read if one.reads else job.tokens) for one in self.passes)
+
+    def further(self, job: Job) -> Counter[Product]:
+        """All other products of the branches beyond the plain step's two, in a block of one step."""
+        alone = plain_products(job)
+        del alone[attention(job, job.tokens)]
+        return Counter({product: count * (len(self.passes) - 2) for product, count in alone.items()})
+
+    @property
+    def further_share(self) -> float:
+        """Of the work that a step does in one batch over its branches, what those beyond two take."""
+        return 1 - 2 / len(self.passes)
 
     def beside(self, job: Job) -> Counter[Product]:
         """The small products of a block of one step where the target branch stays beside the weights."""
         found: Counter[Product] = Counter()
         if not self.merged:
-            rank, tokens = job.adapter.target_rank, 2 * job.tokens
+            rank, tokens = job.adapter.target_rank, len(self.passes) * job.tokens
             for name in job.adapter.target_targets:
                 outputs, inputs = linear_shapes(job.dit)[name]
                 found[Product("forward", tokens, inputs, rank)] += 1
@@ -74,6 +94,9 @@ class Row:
 ROWS = (
     Row("default"),
     Row("both branches read", {"ref_in_uncond": True}),
+    Row("fidelity 0.5", {"fidelity": 0.5}),
+    Row("reference guidance 2.5", {"ref_guidance": 2.5}),
+    Row("APG and rescale", {"apg_eta": 0.0, "apg_momentum": -0.5, "apg_threshold": 20.0, "cfg_rescale": 0.7}),
     Row("weight 0.7", weight=0.7),
     Row("two pictures", pictures=2),
     Row("two pictures, left and right", pictures=2, halves=True),
@@ -89,6 +112,11 @@ def attention(job: Job, keys: int) -> Product:
     return Product("attend", job.tokens, keys, job.dit.heads, job.dit.head_dim)
 
 
+def plain_products(job: Job) -> Counter[Product]:
+    """Products of one branch in a block of one step that reads nothing."""
+    return block_products(job.dit, Stream(job.tokens, job.tokens, 0, (), False), job.context_rows, False, False)[0]
+
+
 def reading_floor(job: Job) -> Counter[Product]:
     """Products of reading a picture, in all blocks."""
     stream = Stream(job.reference, job.reference, job.adapter.reference_rank, job.adapter.reference_targets, False)
@@ -98,10 +126,8 @@ def reading_floor(job: Job) -> Counter[Product]:
 
 def operations(job: Job, row: Row) -> float:
     """The row's step over the plain one, its share of reading included, counted in floating-point operations."""
-    stream = Stream(job.tokens, job.tokens, 0, (), False)
-    forward, _ = block_products(job.dit, stream, job.context_rows, False, False)
-    plain, own = 2 * flops(forward), 2 * attention(job, job.tokens).flops
-    added = flops(row.attentions(job)) - own + flops(row.beside(job))
+    plain, own = 2 * flops(plain_products(job)), 2 * attention(job, job.tokens).flops
+    added = flops(row.attentions(job) + row.further(job) + row.beside(job)) - own
     return 1 + (added + row.pictures * flops(reading_floor(job)) / job.dit.blocks / job.steps) / plain
 
 

@@ -159,7 +159,9 @@ def _bytes_of(file) -> bytes:
 def upright(image: Image.Image) -> Image.Image:
     """Turned as its EXIF data say. Data that nobody can read turn nothing, as in a viewer."""
     try:
-        return ImageOps.exif_transpose(image)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Corrupt EXIF data")
+            return ImageOps.exif_transpose(image)
     except Exception:  # the block may be cut anywhere; the pixels are decoded and fine
         return image
 
