@@ -248,7 +248,7 @@ def demo(
     from snapref.sampling.settings import Settings
 
     picture, name = (reference, reference.name) if reference else sample_character(character)
-    settings = Settings(**{"seed": seed} | fields(change or []))
+    settings = Settings(seed=seed).replace(**fields(change or []))
     pipe = snapref.load("nano", folder=folder)
     drawn = draw_demo(pipe, picture, name, held_out=not reference, settings=settings, quiet=quiet or as_json)
     written = drawn.save(out)

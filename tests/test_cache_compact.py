@@ -2,22 +2,26 @@
 
 import dataclasses
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_case import picture, tiny_adapter, tiny_pipeline
+from pipeline_case import picture, tiny_adapter, tiny_parts, tiny_pipeline
+from reading_case import SCALES, pipe_of
 from safetensors.torch import load_file
 
 from snapref.anima.attention import times
+from snapref.anima.model import AnimaDiT
 from snapref.config import BASE, V1A
 from snapref.reference.branches import Adapter
 from snapref.reference.bundle import load_bundle, save_bundle
-from snapref.reference.cache import CacheError, ReferenceCache
+from snapref.reference.cache import CacheError, ReferenceCache, reference_bytes
 from snapref.reference.compact import compacted, read_form, to_fp8
 from snapref.reference.store import ReferenceStore
 from snapref.reference.thin import farthest, longest_and_apart, thinned
+from snapref.sampling.pipeline import Pipeline
 from snapref.sampling.settings import Settings, SettingsError
 
 PICTURES = [picture(0, (64, 48)), picture(1, (48, 64))]
@@ -28,23 +32,25 @@ def tensors_of(cache):
     return [side for pair in (*cache.layers, *(cache.scales or ())) for side in pair]
 
 
+@pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("form", FORMS)
-def test_reported_size_is_measured_size(form, tmp_path):
-    cache = compacted(tiny_pipeline().encode(PICTURES), form)
+def test_reported_size_is_measured_size(scale, form, tmp_path):
+    cache = compacted(pipe_of(scale).encode(PICTURES), form)
     cache.save(tmp_path / "a.safetensors")
     assert cache.nbytes == sum(t.nbytes for t in load_file(tmp_path / "a.safetensors").values())
     assert cache.nbytes == sum(t.untyped_storage().nbytes() for t in tensors_of(cache))
 
 
+@pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_is_saved_and_drawn_as_it_is(form, tmp_path):
-    pipe = tiny_pipeline()
+def test_every_form_is_saved_and_drawn_as_it_is(scale, form, tmp_path):
+    pipe = pipe_of(scale)
     cache = pipe.encode(PICTURES, cache_form=form)
     cache.save(tmp_path / "a.safetensors")
     again = ReferenceCache.load(tmp_path / "a.safetensors", expect=cache.fingerprint)
     assert all(torch.equal(x, y) for x, y in zip(tensors_of(cache), tensors_of(again), strict=True))
     assert {p.form for p in again.fingerprint.pictures} == {form}
-    drawn = [pipe("1girl", c, steps=2, quiet=True).latents for c in (cache, again)]
+    drawn = [pipe("1girl", c, steps=2, size=(64, 48), quiet=True).latents for c in (cache, again)]
     assert torch.equal(*drawn)
     with pytest.raises(CacheError, match="the form of picture 1 "):
         other = "fp8" if form == "whole" else "whole"
@@ -219,11 +225,29 @@ def test_a_bundle_in_fp8(tmp_path):
         assert (error <= weight.abs() / 16 + weight.abs().amax(1, keepdim=True) / 448 / 4).all(), name
 
 
-def test_a_full_size_bundle_in_fp8_is_half_the_size():
-    """Counted without memory: matrices at one byte, one fp32 scale per row, against 16 bits."""
+def test_a_full_size_bundle_in_fp8_is_half_the_size(tmp_path):
+    """Both files, whole: 190,840,832 numbers at two bytes and at one, with a scale for every row."""
     with torch.device("meta"):
-        adapter = Adapter(V1A, BASE)
-    matrices = adapter.state_dict().values()
-    whole = sum(2 * m.numel() for m in matrices)
-    small = sum(m.numel() + 4 * m.shape[0] for m in matrices)
-    assert whole == 2 * 190_840_832 and small / whole <= 0.52
+        adapter = Adapter(V1A, BASE).bfloat16()
+    adapter = adapter.to_empty(device="cpu").requires_grad_(False)
+    for weight in adapter.parameters():
+        weight.fill_(0.01)
+    sizes = {}
+    for name, dtype in (("whole", torch.bfloat16), ("small", torch.float8_e4m3fn)):
+        save_bundle(adapter, tmp_path / name, dtype)
+        sizes[name] = (tmp_path / name).stat().st_size
+        (tmp_path / name).unlink()
+    assert sizes["whole"] > 2 * adapter.parameter_count == 2 * 190_840_832
+    assert sizes["small"] / sizes["whole"] <= 0.52
+
+
+def test_the_store_of_a_model_has_room_for_two_of_its_references():
+    """Or two pictures in one run would push each other out, every time."""
+    dit = replace(BASE.dit, blocks=2)
+    with torch.device("meta"):
+        model = AnimaDiT(replace(BASE, dit=dit, text=None)).float()
+    for blocks, roomy in ((2, False), (28, True)):
+        config = replace(BASE, dit=replace(dit, blocks=blocks))
+        one = reference_bytes(config.dit, 1e6 / 256, torch.float32)
+        budget = Pipeline(model, tiny_parts()[1], None, config).store.budget
+        assert budget == max(2**30, 2 * one) and (budget > 2**30) == roomy

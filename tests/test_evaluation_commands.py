@@ -98,6 +98,13 @@ def test_demo(tiny):
     assert own.exit_code == 2 and "transparent everywhere" in own.stderr
     Image.new("RGB", (400, 300), "red").save("her.png")
     assert run("demo", "-r", "her.png", "-o", "own.png")["reference"] == "her.png"
+    knobs = ["--set", "strength=0.5", "--set", "size=48x64", "--set", "ref_in_uncond=true", "--set", "sampler=er_sde"]
+    set_ = run("demo", *knobs, "--set", "block_weights=0:0.5,1-:1")["settings"]
+    assert (set_["strength"], set_["size"], set_["ref_in_uncond"], set_["sampler"]) == (0.5, [64, 48], True, "er_sde")
+    assert set_["block_weights"] == [0.5, 1, 1]
+    for knob, said in (("strength", "set is 'strength'; give FIELD=VALUE"), ("strenth=1", "did you mean strength?"),
+                       ("strength=9", "strength is 9; it must be a number from 0 to 2")):  # fmt: skip
+        assert said in RUN.invoke(app, ["demo", "--set", knob], catch_exceptions=False).stderr
     told = RUN.invoke(app, ["demo", "--character", "13"], catch_exceptions=False)
     assert told.exit_code == 2 and "give 1 to 12" in told.stderr
 

@@ -99,6 +99,8 @@ def test_adapters_and_references(tmp_path):
     assert (found.kind, found.slot) == ("adapter", "adapter")
     assert branches["reference"]["ranks"] == [6] and branches["target"]["ranks"] == [4]
     assert "self_attn.q_proj" in branches["target"]["targets"]
+    for title in ("reference", "target"):
+        assert all(name in found.words for name in (f"{title} rank", *branches[title]["targets"]))
     assert found.facts["place"] == [0.0, 20.0, 0.0] and list(found.facts["modes"]) == ["cs", "char"]
     tiny_pipeline().encode([picture(), picture(1)]).save(tmp_path / "r.safetensors")
     found = inspect(tmp_path / "r.safetensors")

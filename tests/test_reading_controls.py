@@ -8,6 +8,7 @@ import torch
 from pipeline_case import originals, picture, untouched
 from reading_case import OTHER, PROMPT, SCALES, cache_of, draw, error, noise_of, pipe_of, work
 
+from snapref.anima.attention import KeyGroup, attend
 from snapref.reference.cache import ReferenceCache
 from snapref.reference.stitch import stitch
 from snapref.sampling.pipeline import Pipeline
@@ -173,9 +174,12 @@ def test_a_batch_of_arrays_is_its_pictures(scale):
         assert torch.equal(draw(scale, reference=same).latents, batch.latents)
 
 
+@pytest.mark.parametrize("options", [
+    {}, {"weights": [0.5, 1.5], "regions": ["left", None], "ref_guidance": 2.0, "block_weights": "0:0.5"},
+])  # fmt: skip
 @pytest.mark.parametrize("dtype, bound", [(torch.float16, 1.5e-2), (torch.bfloat16, 0.12)])
-def test_half_precision_stays_within_its_bound(scale, dtype, bound):
-    """Two steps with weights, regions, block weights and three branches, against the same weights in fp32.
+def test_half_precision_stays_within_its_bound(scale, dtype, bound, options):
+    """Two steps, plain and with weights, regions, block weights and three branches, against the same weights in fp32.
 
     The bound is a share of the largest latent value; guidance makes the rounding of a branch up to three times
     as large.
@@ -183,7 +187,6 @@ def test_half_precision_stays_within_its_bound(scale, dtype, bound):
     pipe = pipe_of(scale)
     low = copy.deepcopy(pipe.model).to(dtype)
     wide = copy.deepcopy(low).float()  # the same numbers
-    options = {"weights": [0.5, 1.5], "regions": ["left", None], "ref_guidance": 2.0, "block_weights": "0:0.5"}
     found = {}
     for model in (low, wide):
         run = Pipeline(model, pipe.text, pipe.codec, pipe.config, pipe.adapter)
@@ -203,6 +206,38 @@ def test_a_second_pass_at_another_size_keeps_everything(scale):
     assert second.image.size == (96, 128) and second.settings.weights == (0.5, 1.5)
     without = draw(scale, image=bigger, denoise=0.5, size=(128, 96))
     assert error(second.latents, without.latents) > 1e-2
+
+
+@pytest.mark.parametrize("options", [
+    {"layout": "stitch"}, {"ref_masks": ["top", None]}, {"cache_form": "fp8"}, {"cache_form": "thin:0.5"},
+    {"ref_start": 0.5}, {"apg_eta": 0.0, "apg_momentum": -0.5, "cfg_rescale": 0.5}, {"fidelity": 0.5},
+    {"weights": [0.5, 2.0], "regions": ["left", None], "ref_guidance": 2.0},
+])  # fmt: skip
+def test_from_a_picture_onward_every_control_does_what_it_does_from_noise(scale, options):
+    """denoise < 1 is a run whose first latent is that mix of picture and noise, and nothing else."""
+    options = {"reference": [picture(1, (48, 48)), picture(2)], **options}
+    image, noise = noise_of(scale, seed=1), noise_of(scale, seed=2)
+    found = draw(scale, image=image, noise=noise, denoise=0.5, **options)
+    levels = pipe_of(scale).levels(found.settings, image)
+    sigma = float(levels[0])
+    mixed = (sigma * noise + (1 - sigma) * image) / sigma
+    same = draw(scale, noise=mixed, levels=levels, **options)
+    assert 0 < sigma < 1 and error(same.latents, found.latents) < CLOSE
+    plain = draw(scale, image=image, noise=noise, denoise=0.5)
+    assert error(found.latents, plain.latents) > 1e-3
+
+
+@pytest.mark.parametrize("log_weight", [0.0, 0.7, -2.0])
+def test_a_merge_is_one_biased_softmax(scale, log_weight):
+    """With the heads, widths and keys of each scale; fp32 against fp64."""
+    k, v = cache_of(scale, 1).layers[0]
+    own = [torch.randn(2, k.shape[1], 40, k.shape[3], generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    found = attend(*own, [KeyGroup(k, v, log_weight)])
+    q, keys, values = (side.double() for side in (own[0], *(torch.cat([mine, side.expand(2, -1, -1, -1)], dim=2)
+                                                            for mine, side in zip(own[1:], (k, v), strict=True))))
+    bias = torch.cat([torch.zeros(40), torch.full((k.shape[2],), log_weight)]).double()
+    wanted = (q @ keys.transpose(-1, -2) / k.shape[3] ** 0.5 + bias).softmax(-1) @ values
+    assert error(found, wanted) < 1e-6
 
 
 def test_a_stitched_run_is_a_run_with_the_canvas(scale):
