@@ -246,6 +246,18 @@ everywhere = pipe(PROMPT, both, regions=["all", None], **run)
 assert torch.equal(everywhere.latents, mixed.latents)
 
 # %% [markdown]
+# Users of other adapters do without: they stitch both pictures into one canvas and let the prompt say who is left
+# and who is right. Then all tokens read all of the canvas, and nothing but the words keeps the two apart.
+
+# %%
+pair = stitch([load_picture(picture) for picture in pictures])
+on_one = pipe(PROMPT, pictures, layout="stitch", ref_megapixels=0.025, **run)
+still(
+    grid([pair, on_one.image, apart.image], ["both on one canvas", "read as one", "a region for each"], zoom=2),
+    "A canvas of two characters, a drawing from it, and the drawing with one region for each",
+)
+
+# %% [markdown]
 # ## A part of a reference
 #
 # The other mask belongs to the *reference*: what lies outside is made white before the picture is read, and its
