@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-versi
 CORE := $(VENV)/.core-installed
 ALL := $(VENV)/.all-installed
 
-.PHONY: demo test lab full-size notebooks clean
+.PHONY: demo test lab full-size notebooks figures clean
 .DEFAULT_GOAL := demo
 
 demo: $(CORE)  ## one character, three scenes: writes figures/demo.png
@@ -25,6 +25,14 @@ full-size: $(CORE)  ## random files of Anima's full size, loaded and run on this
 
 notebooks: $(ALL)  ## run notebooks/src and publish the results; NAMES="00 02" picks some
 	$(BIN)/python -m snapref.lab.publish $(NAMES)
+
+# One thread, as the times in the tables say.
+figures: export OMP_NUM_THREADS = 1
+figures: $(CORE)  ## every marked table and picture of the README, measured and drawn anew
+	$(BIN)/snapref evaluate all --n 200
+	$(BIN)/snapref evaluate controls --n 64
+	$(BIN)/snapref evaluate thinning --n 48
+	$(BIN)/snapref demo
 
 # torch by itself and first: the exact version decides which build pip takes.
 $(CORE): pyproject.toml constraints.txt

@@ -35,5 +35,5 @@ def test_sliders_of_the_guidance_board_draw_anew(tmp_path, monkeypatch):
         # At r = 1 or r = s two calls would do; the slider starts at s of the start, which is no longer s.
         tab.locator(".snapref-guidance-two-scales input").first.check()
         told = f"document.querySelector('{STATUS}').innerText.includes('3 model calls per step')"
-        tab.wait_for_function(told, timeout=60_000)
+        tab.wait_for_function(told)
         browser.wait_for_new_picture(tab, PICTURE, second)

@@ -1,13 +1,17 @@
 """The ground: what is declared agrees with itself, and the house keeps its order."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -139,6 +143,31 @@ def test_ci_runs_the_readmes_test_command():
     script = ROOT / ".ci" / "run"
     assert script.read_text().rstrip().endswith("exec make test")
     assert script.stat().st_mode & 0o100, ".ci/run is not executable"
+
+
+def examples() -> list[int]:
+    """What a property test is given."""
+    found = []
+
+    @settings(max_examples=200)
+    @given(st.integers(0, 10**6))
+    def collect(number):
+        found.append(number)
+
+    collect()
+    return found
+
+
+def test_examples_of_a_property_test_do_not_depend_on_what_was_imported(tmp_path, monkeypatch):
+    before = examples()
+    (tmp_path / "numbers_here.py").write_text(f"numbers = {[*range(1000, 1900)]}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("numbers_here")
+    assert examples() == before and len(before) == 200
+
+
+def test_tests_run_in_one_thread():
+    assert torch.get_num_threads() == 1
 
 
 def test_version_is_the_same_everywhere():

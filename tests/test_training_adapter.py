@@ -27,7 +27,7 @@ TESTS = Path(__file__).parent
 def run(folder: Path, *words: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
     command = [sys.executable, *before, str(TESTS / "training_case.py"), str(folder), *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
 
 
 def train_here(folder: Path, options=None, until=None, **changes) -> Path:
@@ -317,5 +317,5 @@ def test_branches_split_over_processes_get_the_gradients_of_whole_ones(tmp_path)
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
-    done = subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr

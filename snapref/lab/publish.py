@@ -71,6 +71,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path = NOTEBOOKS, timeout: 
     """
     client = NotebookClient(
         notebook, timeout=timeout, kernel_name="python3", record_timing=False, coalesce_streams=True,
+        iopub_timeout=60,  # after which outputs that are still on their way are lost with no more than a warning
         resources={"metadata": {"path": str(folder)}},
     )  # fmt: skip
     client.execute(env={**os.environ, **FIXED_ENVIRONMENT})
