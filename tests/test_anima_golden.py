@@ -79,14 +79,13 @@ def test_sinusoid_at_full_width():
 def test_half_precision(dtype, name):
     """As near to fp32 as ComfyUI's own half precision is, and nearer to ComfyUI than that.
 
-    Half more for the rounding of other machines: 0.0066 and 0.061 are ComfyUI's, ours 0.0061 to 0.0071 and 0.051 to
-    0.058, by the instructions that one has.
+    A quarter more for the rounding of other machines: 0.0066 and 0.061 are ComfyUI's, ours 0.0071 and 0.058 on one.
     """
     io = golden("dit_io")
     own = (io[f"b.out_comfy_{name}"] - io["b.out"]).abs().max()
     found = tiny_model(dtype)(io["b.x"], io["b.t"], io["b.context"])
     assert found.dtype == torch.float32, "latents stay fp32 around the model"
-    assert (found - io["b.out"]).abs().max() < 1.5 * own
+    assert (found - io["b.out"]).abs().max() < 1.25 * own
     assert (found - io[f"b.out_comfy_{name}"]).abs().max() < own
 
 
