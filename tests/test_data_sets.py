@@ -215,6 +215,18 @@ def test_a_mix_gives_each_set_its_share(sets, tmp_path):
     assert torch.equal(last["latent"], own.batch([len(own) - 1])["latent"])
 
 
+def test_a_mix_by_the_command(sets, tmp_path):
+    words = ["merge", f"{sets / 'a'}:3", f"{sets / 'b'}:1", "--out", str(tmp_path / "mix")]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0 and f"a mix of {sets / 'a'} 3, {sets / 'b'} 1" in done.stdout
+    ready = PreparedPairs(tmp_path / "mix")
+    assert [one.folder.resolve() for one in ready.sets] == [sets / "a", sets / "b"]
+    assert ready.weights.tolist() == [0.75, 0.25] and len(ready.order(0, 4, 0)) > 1
+    assert ready.batch(next(iter(ready.buckets.values()))[:2])["latent"].shape[:2] == (2, 16)
+    refused = CliRunner().invoke(app, ["merge", f"{sets / 'a'}:-1", str(sets / "b"), "--out", str(tmp_path / "bad")])
+    assert refused.exit_code == 2 and "is '-1'; give a positive number" in refused.stderr
+
+
 def test_a_mix_that_makes_no_sense_is_refused(sets, tmp_path):
     with pytest.raises(ValueError, match="is in the mix twice; name it once"):
         merge([(sets / "a", 0.8), (sets / "a", 0.2)], tmp_path / "mix")

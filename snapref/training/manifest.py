@@ -22,6 +22,7 @@ from snapref.training.json_file import checked_object, read_json, write_json
 
 FORMAT = "snapref_manifest/1"
 FILE = "manifest.json"
+TORN = "remove it and run snapref datagen again with the settings of the pictures there, which stay"
 STRANGERS = 64  # held-out characters that a manifest names
 
 
@@ -131,7 +132,7 @@ class Manifest:
         path, new = folder / FILE, self.to_json()
         if not path.exists():
             return write_json(path, new)
-        found = read_json(path, "remove it and run snapref datagen again with the settings of the pictures there")
+        found = read_json(path, TORN)
         if found != json.loads(json.dumps(new)):
             old, now = found.get("settings"), new["settings"]
             old = old if isinstance(old, dict) else {}
@@ -150,7 +151,7 @@ def read_manifest(folder: Path) -> Manifest:
     path, anew = folder / FILE, "draw the set anew"
     if not path.exists():
         raise ValueError(f"{folder} has no {FILE}; give a folder that `snapref datagen` made")
-    stored = read_json(path, anew)
+    stored = read_json(path, TORN)
     if stored.get("format") != FORMAT:
         raise ValueError(f"{path} has format {stored.get('format')!r}, this snapref reads {FORMAT}; {anew}")
     kinds = {"format": str, "settings": dict, "heldout": list, "characters": list, "catalog": dict}
