@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from data_case import CATALOG, prepared, rendered
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -14,34 +15,16 @@ from snapref.cli import app
 from snapref.config import BASE, NANO
 from snapref.sampling.settings import Settings
 from snapref.training import datagen, prepare
-from snapref.training.catalog import nano_catalog
 from snapref.training.manifest import read_manifest
 from snapref.training.merge import folder_and_weight, merge
 from snapref.training.prepared import PreparedPairs
 from snapref.training.records import read_pictures
 from snapref.training.shards import ShardError, sha256_of
 
-CATALOG = nano_catalog()
-
 
 @pytest.fixture(scope="module")
 def pipe():
     return snapref.load("nano", adapter=False, device="cpu")
-
-
-def rendered(folder, pictures=24, seed=3, **options):
-    made = datagen.new_manifest("nano", CATALOG, pictures, seed=seed, batch=8, **options)
-    made.write(folder)
-    datagen.datagen(made, folder, quiet=True)
-    return made
-
-
-def prepared(folder, out, pipe, **options):
-    plan = prepare.new_plan(read_pictures(folder, CATALOG), folder, pipe.config, **options)
-    plan.write(out, "a print")
-    prepare.prepare(plan, out, pipe, quiet=True)
-    prepare.finish(plan, out, pipe)
-    return plan
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +45,7 @@ def test_two_processes_draw_what_one_draws_and_nothing_twice(tmp_path):
     whole = rendered(tmp_path / "one")
     whole.write(tmp_path / "two")
     counts = [datagen.datagen(whole, tmp_path / "two", rank=rank, world=2, quiet=True) for rank in (1, 0)]
-    assert counts == [8, 16] and datagen.missing(whole, tmp_path / "two") == 0
+    assert counts == [8, 16] and not datagen.missing(whole, tmp_path / "two")
     assert files(tmp_path / "one") == files(tmp_path / "two") and len(files(tmp_path / "one")) == 24
     assert datagen.datagen(whole, tmp_path / "two", quiet=True) == 0
 
@@ -84,7 +67,7 @@ def test_after_a_kill_only_what_is_missing_is_drawn(tmp_path, monkeypatch):
     (tmp_path / "pictures/.000001.77").mkdir()  # as a kill that nothing can clean up after leaves it
     datagen.clear(tmp_path)
     assert sorted(files(tmp_path)) == [datagen.file_of(made, n) for n in range(8)]
-    with pytest.raises(ValueError, match="16 of the 24 pictures of .* are not drawn yet; run snapref datagen again"):
+    with pytest.raises(ValueError, match="16 of the 24 pictures of .* are not there .*0000008.png, .*; run snapref"):
         read_pictures(tmp_path, CATALOG)
     drawn.clear()
     drawn.extend([0] * 20)  # the trap is over
@@ -230,6 +213,18 @@ def test_a_mix_gives_each_set_its_share(sets, tmp_path):
     last = ready.batch([len(ready) - 1])
     own = PreparedPairs(sets / "b")
     assert torch.equal(last["latent"], own.batch([len(own) - 1])["latent"])
+
+
+def test_a_mix_by_the_command(sets, tmp_path):
+    words = ["merge", f"{sets / 'a'}:3", f"{sets / 'b'}:1", "--out", str(tmp_path / "mix")]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0 and f"a mix of {sets / 'a'} 3, {sets / 'b'} 1" in done.stdout
+    ready = PreparedPairs(tmp_path / "mix")
+    assert [one.folder.resolve() for one in ready.sets] == [sets / "a", sets / "b"]
+    assert ready.weights.tolist() == [0.75, 0.25] and len(ready.order(0, 4, 0)) > 1
+    assert ready.batch(next(iter(ready.buckets.values()))[:2])["latent"].shape[:2] == (2, 16)
+    refused = CliRunner().invoke(app, ["merge", f"{sets / 'a'}:-1", str(sets / "b"), "--out", str(tmp_path / "bad")])
+    assert refused.exit_code == 2 and "is '-1'; give a positive number" in refused.stderr
 
 
 def test_a_mix_that_makes_no_sense_is_refused(sets, tmp_path):

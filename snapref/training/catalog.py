@@ -5,14 +5,16 @@ one of the same form can be given in its place.
 """
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
+from snapref.training.catalog_form import check_form
+from snapref.training.json_file import read_json
 from snapref.world import HELD_BACK, IDENTITY, POSES_IN, SCENE, SIZES
 
 FOLDER = Path(__file__).with_name("catalogs")
+MODELS = ("nano", "anima")
 ARTIST = "artist"  # the attribute that is a style, in a catalog whose attribute sets contain it
 
 
@@ -77,23 +79,20 @@ def nano_catalog() -> Catalog:
 
 
 def read_catalog(path: str | Path) -> Catalog:
-    """A catalog of a JSON file. Raises ValueError that names what is missing or empty."""
-    stored = json.loads(Path(path).read_text(encoding="utf-8"))
-    stored.setdefault("kept_back", {})
-    names = [f.name for f in fields(Catalog)]
-    wrong = [name for name in names if name not in stored] + [name for name in stored if name not in names]
-    if wrong:
-        raise ValueError(f"the catalog {path} lacks or misspells {', '.join(wrong)}; see {FOLDER.name}/anima.json")
-    for part in ("appearance", "scene", "styles"):
-        empty = [part] if not stored[part] else [name for name in stored[part] if part != "styles"
-                                                 and not stored[part][name]]
-        if empty:
-            raise ValueError(f"the catalog {path} has no tags for {', '.join(empty)}; give at least one")
-    return Catalog(**frozen(stored))
+    """A catalog of a JSON file. Raises ValueError that names the file and what is missing, torn or wrong in it."""
+    again = f"see {FOLDER.name}/anima.json"
+    return catalog_of(read_json(path, f"give a catalog in JSON, {again}"), f"the catalog {path}", again)
+
+
+def catalog_of(stored, where, again: str) -> Catalog:
+    """A catalog of what JSON gave. Raises ValueError as `check_form` does."""
+    return Catalog(**frozen(check_form(stored, where, again, ARTIST)))
 
 
 def open_catalog(model: str, path: str | Path | None = None) -> Catalog:
-    """The catalog of a file, or the model's own."""
+    """The catalog of a file, or the model's own. Raises ValueError for an unknown model."""
+    if model not in MODELS:
+        raise ValueError(f"there is no model {model!r}; take {' or '.join(MODELS)}")
     if path is not None:
         return read_catalog(path)
     return nano_catalog() if model == "nano" else read_catalog(FOLDER / f"{model}.json")

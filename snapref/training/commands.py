@@ -178,10 +178,11 @@ def datagen(
     from snapref.training.catalog import open_catalog
     from snapref.training.processes import process_state
 
+    tags = open_catalog(model, catalog)  # before the model, which takes its time
     state, began = process_state(), time.monotonic()
     pipe = None if renderer else snapref.load(model, adapter=False, folder=folder, device=str(state.device))
     manifest = drawing.new_manifest(
-        model, open_catalog(model, catalog), pictures, per_character=per_character, styles=styles, seed=seed,
+        model, tags, pictures, per_character=per_character, styles=styles, seed=seed,
         split="heldout" if heldout else "train", batch=batch, steps=steps, guidance=guidance, pipe=pipe,
     )
     if state.is_main_process:
@@ -193,7 +194,7 @@ def datagen(
     state.wait_for_everyone()
     if state.is_main_process:
         found = {"out": str(out), "pictures": pictures, "characters": manifest.characters, "drawn_here": drawn,
-                 "missing": drawing.missing(manifest, out), "seconds": round(time.monotonic() - began, 1)}
+                 "missing": len(drawing.missing(manifest, out)), "seconds": round(time.monotonic() - began, 1)}
         sentence = f"{out}: {pictures} pictures of {manifest.characters} characters, {found['seconds']} s"
         typer.echo(json.dumps(found) if as_json else sentence)
 
@@ -227,7 +228,7 @@ def prepare(
     from snapref.training.records import read_pictures
 
     state, began = process_state(), time.monotonic()
-    found = read_pictures(pictures, open_catalog(model, catalog), "heldout" if heldout else "train")
+    found = read_pictures(pictures, open_catalog(model, catalog), "heldout" if heldout else "train", model)
     pipe = snapref.load(model, adapter=False, folder=folder, device=str(state.device))
     plan = preparing.new_plan(found, pictures, pipe.config, each, seed)
     if state.is_main_process:

@@ -1,7 +1,8 @@
 """`snapref datagen`: the base draws its own training pictures, or the world's renderer draws "real illustrations".
 
 The unit of work is a batch. A process takes those whose number is its rank modulo the number of processes; a batch
-is written aside as a folder and renamed, so one that is there is whole, and no picture is drawn twice.
+is written aside as a folder and renamed, so no picture is drawn twice. A picture that went missing is drawn again, in
+the batch that it belongs to, whose noise it shares.
 """
 
 import json
@@ -21,6 +22,7 @@ from snapref.reference.fingerprint import hash_module
 from snapref.sampling.pipeline import Pipeline
 from snapref.sampling.settings import PNG_KEY, Settings
 from snapref.training.catalog import Catalog
+from snapref.training.held_out import WORLD
 from snapref.training.manifest import Manifest, Picture
 from snapref.world import PATTERNS, Character, render, scene
 
@@ -40,20 +42,36 @@ def new_manifest(
 
     Raises ValueError for numbers that make no set, and for a renderer of a world other than nano's.
     """
-    if pipe is None and catalog.name != "nano":
-        raise ValueError(f"the renderer draws nano's world, no tags of {catalog.name}; take --model nano")
-    each = per_character or catalog.per_character
+    if pipe is None and (model != "nano" or foreign_to_world(catalog)):
+        found = ", ".join(foreign_to_world(catalog)[:3])
+        raise ValueError(
+            f"the renderer draws nano's world, no tags of {catalog.name}{f' ({found})' if found else ''}; take "
+            "--model nano and its catalog"
+        )
+    each = catalog.per_character if per_character is None else per_character
     if each < 2:
-        raise ValueError(f"per_character is {each}; a pair needs two pictures of a character")
+        raise ValueError(f"per_character is {each}; a pair needs two pictures of a character, so give at least 2")
     config = None if pipe is None else pipe.config
+    if batch is None:
+        batch = NANO_BATCH if model == "nano" else ANIMA_BATCH
+    if steps is None:
+        steps = NANO_STEPS if config is None or model == "nano" else config.default_steps
+    if guidance is None:
+        guidance = 1.0 if config is None else config.default_guidance
     return Manifest(
         model=model, catalog=catalog, seed=seed, pictures=pictures, characters=max(1, pictures // each),
-        styles=styles, split=split, renderer=pipe is None,
-        batch=batch or (NANO_BATCH if model == "nano" else ANIMA_BATCH),
-        steps=steps or (NANO_STEPS if config is None or model == "nano" else config.default_steps),
-        guidance=guidance if guidance is not None else (1.0 if config is None else config.default_guidance),
+        styles=styles, split=split, renderer=pipe is None, batch=batch, steps=steps, guidance=guidance,
         base="" if pipe is None else hash_module(pipe.model),
     )
+
+
+def foreign_to_world(catalog: Catalog) -> list[str]:
+    """What the renderer cannot draw: attributes that a catalog lacks, and tags and styles that the world has not."""
+    found = []
+    for mine, worlds in ((catalog.appearance, WORLD.appearance), (catalog.scene, WORLD.scene)):
+        found += [f"no {name}" for name in worlds if name not in mine]
+        found += [f"{tag}" for name, tags in mine.items() for tag in tags if tag not in worlds.get(name, ())]
+    return found + [style for style in catalog.styles if style not in WORLD.styles]
 
 
 def datagen(
@@ -64,12 +82,13 @@ def datagen(
     The manifest must be in the folder already (`Manifest.write`). Raises OSError where the disk is full; what was
     drawn stays, and running again goes on.
     """
-    own = [number for number in range(len(manifest.batches()))[rank::world] if not folder_of(out, number).exists()]
-    total = sum(len(manifest.batches()[number]) for number in own)
+    own = {number: lost for number, numbers in enumerate(manifest.batches())
+           if number % world == rank and (lost := lost_of(manifest, out, numbers))}
     drawn, began = 0, time.monotonic()
-    with tqdm(total=total, desc="drawing", unit="picture", disable=quiet or rank > 0) as bar:
-        for number in own:
-            pictures = [manifest.picture(n) for n in manifest.batches()[number]]
+    with tqdm(total=sum(map(len, own.values())), desc="drawing", unit="picture", disable=quiet or rank > 0) as bar:
+        for number, lost in own.items():
+            # A batch shares its noise, so the base draws all of it again; the renderer only what is lost.
+            pictures = [manifest.picture(n) for n in (lost if pipe is None else manifest.batches()[number])]
             draw = _rendered(manifest, pictures) if pipe is None else _sampled(manifest, pictures, number, pipe)
             try:
                 _write(out, number, draw)
@@ -79,8 +98,8 @@ def datagen(
                     f"batch {number} cannot be written to {out} ({error}; {free:.2f} GB are free); make room and run "
                     "again, it goes on from there"
                 ) from error
-            drawn += len(pictures)
-            bar.update(len(pictures))
+            drawn += len(lost)
+            bar.update(len(lost))
             bar.set_postfix_str(f"{drawn / (time.monotonic() - began):.1f} pictures/s", refresh=False)
     return drawn
 
@@ -94,9 +113,19 @@ def file_of(manifest: Manifest, number: int) -> str:
     return f"{PICTURES}/{number // manifest.batch:06d}/{number:07d}.png"
 
 
-def missing(manifest: Manifest, out: Path) -> int:
-    """How many pictures are still to draw."""
-    return sum(len(numbers) for i, numbers in enumerate(manifest.batches()) if not folder_of(out, i).exists())
+def missing(manifest: Manifest, out: Path) -> list[str]:
+    """The files of the pictures still to draw."""
+    return [file_of(manifest, n) for numbers in manifest.batches() for n in lost_of(manifest, out, numbers)]
+
+
+def lost_of(manifest: Manifest, out: Path, numbers: range) -> list[int]:
+    """Which pictures of a batch are not there, or empty as a power cut leaves them."""
+    try:
+        with os.scandir(folder_of(out, numbers.start // manifest.batch)) as entries:
+            there = {entry.name for entry in entries if entry.stat().st_size}
+    except OSError:
+        return [*numbers]
+    return [n for n in numbers if Path(file_of(manifest, n)).name not in there]
 
 
 def read_picture_record(path: Path) -> dict:
@@ -154,9 +183,20 @@ def _write(out: Path, number: int, drawn: Iterator) -> None:
             if record is not None:
                 info.add_itxt(PNG_KEY, json.dumps(record))
             image.save(aside / f"{picture.number:07d}.png", pnginfo=info)
-        aside.rename(final)
+        if final.exists():
+            _fill(final, aside)
+        else:
+            aside.rename(final)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _fill(final: Path, aside: Path) -> None:
+    """Move into a batch's folder what it lacks; what is there stays."""
+    for path in aside.iterdir():
+        there = final / path.name
+        if not there.exists() or not there.stat().st_size:
+            path.replace(there)
 
 
 def clear(out: Path) -> None:

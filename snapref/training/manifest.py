@@ -6,18 +6,23 @@ drawn has some pictures of every one of them.
 
 import dataclasses
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from snapref.training.catalog import Catalog, frozen, place_of
+from snapref.sampling.fields import checked, choice, number, plain
+from snapref.sampling.schedule import TABLE_SIZE
+from snapref.training.catalog import Catalog, catalog_of
 from snapref.training.cleaning import clean
+from snapref.training.held_out import WORLD, told, world_split
+from snapref.training.json_file import checked_object, read_json, write_json
 
 FORMAT = "snapref_manifest/1"
 FILE = "manifest.json"
+TORN = "remove it and run snapref datagen again with the settings of the pictures there, which stay"
 STRANGERS = 64  # held-out characters that a manifest names
 
 
@@ -40,27 +45,27 @@ class Picture:
     size: tuple[int, int]  # (h, w) in pixels
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Settings that fix every picture of a set. `split` is "train", or "heldout" to watch a training by."""
+    """Settings that fix every picture of a set. Raises ValueError that names a field, its value and its range."""
 
-    model: str
+    model: str = plain(MISSING, "whose tags the prompts are, and who draws")
     catalog: Catalog
-    seed: int
-    pictures: int
-    characters: int
-    styles: int  # art styles of a character: 1 as in v1, 3 for pairs that do not share theirs
-    split: str
-    renderer: bool  # drawn by the world's renderer, not by the base
-    batch: int  # pictures drawn together, all of one size
-    steps: int
-    guidance: float
-    base: str  # sha256 of the model that draws; "" for the renderer
+    seed: int = number(MISSING, 0, 2**63 - 2, "of characters, scenes and noise")
+    pictures: int = number(MISSING, 2, 9_999_999, "how many; their files have seven digits")
+    characters: int = number(MISSING, 1, 9_999_999, "how many")
+    styles: int = number(MISSING, 1, 9_999_999, "of a character: 1 as in v1, 3 for pairs that do not share theirs")
+    split: str = choice(MISSING, ("train", "heldout"), "heldout: to watch a training by")
+    renderer: bool = plain(False, "drawn by the world's renderer, not by the base")
+    batch: int = number(MISSING, 1, 4096, "pictures drawn together, all of one size")
+    steps: int = number(MISSING, 1, TABLE_SIZE, "of the sampler")
+    guidance: float = number(MISSING, 0, 100, "classifier-free guidance")
+    base: str = plain(MISSING, "sha256 of the model that draws; empty for the renderer")
 
     def __post_init__(self):
-        for name, least in (("pictures", 2), ("characters", 1), ("styles", 1), ("batch", 1), ("steps", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; at least {least}")
+        for f in dataclasses.fields(self):
+            if f.metadata:
+                object.__setattr__(self, f.name, checked(f, getattr(self, f.name)))  # frozen: the only way to write
         if self.pictures < 2 * self.characters:
             raise ValueError(
                 f"{self.pictures} pictures of {self.characters} characters: a pair needs two of each; "
@@ -71,8 +76,17 @@ class Manifest:
 
     @cached_property
     def people(self) -> list[Person]:
-        """The characters; no two have an attribute set in common."""
-        return _people(self.catalog, self.seed, self.characters, self.styles, self.split)
+        """The characters; no two have an attribute set in common.
+
+        Raises ValueError for a catalog of the drawn world's tags that splits its characters otherwise.
+        """
+        found = _people(self.catalog, self.seed, self.characters, self.styles, self.split)
+        refuse_split(
+            found, self.catalog, self.split, f"the catalog {self.catalog.name}",
+            f"give it the drawn world's own heldout {list(WORLD.heldout)}, train {list(WORLD.train)}, kept_back and "
+            "identity",
+        )
+        return found
 
     @cached_property
     def strangers(self) -> list[str]:
@@ -115,60 +129,62 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Write manifest.json, or find it there. Raises ValueError where the folder was begun otherwise."""
-        path, text = folder / FILE, json.dumps(self.to_json(), indent=1) + "\n"
-        if path.exists():
-            if (found := path.read_text(encoding="utf-8")) != text:
-                old, new = json.loads(found).get("settings", {}), self.to_json()["settings"]
-                changed = [f"{k} {old.get(k)!r} there, {new[k]!r} asked" for k in new if old.get(k) != new[k]]
-                raise ValueError(
-                    f"{folder} was begun with other settings ({'; '.join(changed) or 'another catalog'}); give the "
-                    "same ones to go on, or another folder"
-                )
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{FILE}")
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
+        path, new = folder / FILE, self.to_json()
+        if not path.exists():
+            return write_json(path, new)
+        found = read_json(path, TORN)
+        if found != json.loads(json.dumps(new)):
+            old, now = found.get("settings"), new["settings"]
+            old = old if isinstance(old, dict) else {}
+            changed = [f"{k} {old.get(k)!r} there, {now[k]!r} asked" for k in now if old.get(k) != now[k]]
+            raise ValueError(
+                f"{folder} was begun with other settings ({'; '.join(changed) or 'another catalog'}); give the "
+                "same ones to go on, or another folder"
+            )
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder. Raises ValueError for none, a changed one, or one that trains on a held-out set."""
-    path = folder / FILE
-    if not path.is_file():
+    """The manifest of a folder.
+
+    Raises ValueError for none, a torn or changed one, or one that trains on a held-out attribute set.
+    """
+    path, anew = folder / FILE, "draw the set anew"
+    if not path.exists():
         raise ValueError(f"{folder} has no {FILE}; give a folder that `snapref datagen` made")
-    stored = json.loads(path.read_text(encoding="utf-8"))
+    stored = read_json(path, TORN)
     if stored.get("format") != FORMAT:
-        raise ValueError(f"{path} has format {stored.get('format')!r}, this snapref reads {FORMAT}; draw the set anew")
-    manifest = Manifest(**stored["settings"], catalog=Catalog(**frozen(stored["catalog"])))
-    catalog = manifest.catalog
-    for number, found in enumerate(stored["characters"]):
-        for style in found["styles"]:
-            split = catalog.split_of(found["values"], style)
-            if split != manifest.split:
-                who = ", ".join(tag for tag in found["values"].values() if tag)
-                raise ValueError(
-                    f"character {number} of {path} ({who}) is {told(split)}, the set is {told(manifest.split)}; "
-                    "take it out, or draw the set anew"
-                )
+        raise ValueError(f"{path} has format {stored.get('format')!r}, this snapref reads {FORMAT}; {anew}")
+    kinds = {"format": str, "settings": dict, "heldout": list, "characters": list, "catalog": dict}
+    checked_object(stored, kinds, path, anew)
+    names = [f.name for f in dataclasses.fields(Manifest) if f.name != "catalog"]
+    settings = checked_object(stored["settings"], dict.fromkeys(names, object), f"settings of {path}", anew)
+    catalog = catalog_of(stored["catalog"], f"the catalog in {path}", anew)
+    try:
+        manifest = Manifest(**settings, catalog=catalog)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be used ({error}); {anew}") from error
+    people = [checked_object(one, {"values": dict, "styles": list}, f"character {i} of {path}", anew)
+              for i, one in enumerate(stored["characters"])]
+    people = [Person(one["values"], tuple(one["styles"])) for one in people]
+    refuse_split(people, catalog, manifest.split, path, f"take it out, or {anew}")
     if json.loads(json.dumps(manifest.to_json())) != stored:
-        raise ValueError(f"{path} was changed by hand; draw the set anew")
+        raise ValueError(f"{path} was changed by hand; {anew}")
     return manifest
 
 
-def told(split: str) -> str:
-    return {"heldout": "held out from all training", "train": "for training"}.get(split, "of neither kind")
-
-
-def refuse_heldout(identities, catalog_heldout: tuple[float, float], named, where) -> None:
-    """Raises ValueError that lists attribute sets (hashes) which no training may see."""
-    named, (low, high) = set(named), catalog_heldout
-    found = sorted({h for h in identities if h in named or low <= place_of(h) < high})
-    if found:
-        shown = ", ".join(h[:12] for h in found[:5]) + (", …" if len(found) > 5 else "")
-        raise ValueError(
-            f"{where} holds {len(found)} held-out characters ({shown}), which no training may see; "
-            "use it with --unseen, or prepare a set without them"
-        )
+def refuse_split(people: Sequence[Person], catalog: Catalog, split: str, where, again: str) -> None:
+    """Raises ValueError for a character who is not of this split by the catalog, or by the drawn world's own law."""
+    for which, person in enumerate(people):
+        for style in person.styles:
+            laws = {"": catalog.split_of(person.values, style),
+                    " in the drawn world": world_split([style, *person.values.values()])}
+            for law, found in laws.items():
+                if found not in (None, split):
+                    who = ", ".join(str(tag) for tag in (*person.values.values(), style) if tag)
+                    raise ValueError(
+                        f"character {which} of {where} ({who}) is {told(found)}{law}, the set is {told(split)}; "
+                        f"{again}"
+                    )
 
 
 def escaped(tag: str) -> str:
@@ -177,8 +193,6 @@ def escaped(tag: str) -> str:
 
 
 def _people(catalog: Catalog, seed: int, count: int, styles: int, split: str) -> list[Person]:
-    if split not in ("train", "heldout"):
-        raise ValueError(f"split is {split!r}; it must be train or heldout")
     rng = np.random.default_rng((seed, ("train", "heldout").index(split), 29))
     found, known = [], set()
     for _ in range(1000 * count):

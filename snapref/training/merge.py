@@ -1,11 +1,19 @@
 """`snapref merge A:0.8 B:0.2`: several prepared sets as one, each with its share of the pairs. Nothing is copied."""
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from snapref.training.prepared import INDEX, MERGED, PreparedSet, read_index, refuse_other, refuse_strangers
+from snapref.training.json_file import write_json
+from snapref.training.prepared import (
+    INDEX,
+    MERGED,
+    PreparedSet,
+    merged_lines,
+    read_index,
+    refuse_other,
+    refuse_strangers,
+)
 
 
 def folder_and_weight(text: str) -> tuple[Path, float]:
@@ -35,8 +43,9 @@ def merge(sets: Sequence[tuple[Path, float]], out: Path) -> Path:
     for folder, weight in sets:
         index = read_index(folder)
         if index.get("format") == MERGED:
-            total = sum(line["weight"] for line in index["sets"])
-            lines += [(folder / line["folder"], weight * line["weight"] / total) for line in index["sets"]]
+            parts = merged_lines(folder, index)
+            total = sum(share for _, share in parts)
+            lines += [(place, weight * share / total) for place, share in parts]
         else:
             lines.append((folder, weight))
     if len(lines) < 2:
@@ -51,10 +60,7 @@ def merge(sets: Sequence[tuple[Path, float]], out: Path) -> Path:
     refuse_strangers(opened, out)
     if (out / INDEX).exists() and read_index(out).get("format") != MERGED:
         raise ValueError(f"{out} holds a prepared set; write the mix to another folder")
-    out.mkdir(parents=True, exist_ok=True)
     named = [{"folder": os.path.relpath(place, out.resolve()), "weight": weight, "pairs": len(one)}
              for place, (_, weight), one in zip(places, lines, opened, strict=True)]
-    aside = out / f".{INDEX}"
-    aside.write_text(json.dumps({"format": MERGED, "sets": named}, indent=1) + "\n", encoding="utf-8")
-    aside.replace(out / INDEX)
+    write_json(out / INDEX, {"format": MERGED, "sets": named})
     return out / INDEX

@@ -29,6 +29,7 @@ class Record:
     scene: tuple[str, ...]  # all others
     hidden: int = 0  # attributes of the character that this picture does not show
     size: tuple[int, int] = (0, 0)  # (h, w) in pixels, for records that know it
+    world: str = ""  # sha256 of its attribute set in the drawn world's language; "" where its tags contain none
 
 
 @dataclass(frozen=True)

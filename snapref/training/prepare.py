@@ -9,7 +9,8 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import MISSING, dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -24,10 +25,12 @@ from snapref.anima.text import TextEncoder, contexts
 from snapref.config import V1A, ModelConfig
 from snapref.files.weights import save_weights
 from snapref.reference.picture import fitted_size, load_picture
+from snapref.sampling.fields import checked, number
 from snapref.sampling.pipeline import Pipeline
+from snapref.training.json_file import read_json, write_json
 from snapref.training.origin import origin
 from snapref.training.pair_rules import MODES, PairOf, make_pairs
-from snapref.training.prepared import FORMAT, INDEX, PAIRS
+from snapref.training.prepared import FORMAT, INDEX, PAIRS, PLAN
 from snapref.training.records import PictureSet
 from snapref.training.shards import measured, planned, sha256_of, whole, write_shard
 
@@ -40,14 +43,22 @@ TOGETHER = {"nano": (32, 64), "anima": (2, 16)}  # pictures and prompts encoded 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that preparing does, in numbers: it follows from the pictures and the settings alone."""
+    """All that preparing does, in numbers: it follows from the pictures and the settings alone.
+
+    Raises ValueError that names a setting, its value and its range.
+    """
 
     pictures: PictureSet
     folder: Path
     config: ModelConfig
     captions: dict[str, str]
-    each: int
-    seed: int
+    each: int = number(MISSING, 1, 1000, "pairs of a target")
+    seed: int = number(MISSING, 0, 2**63 - 2, "of pairs and prompts")
+
+    def __post_init__(self):
+        for f in dataclasses.fields(self):
+            if f.metadata:
+                checked(f, getattr(self, f.name))
 
     @cached_property
     def pairs(self) -> list[PairOf]:
@@ -76,21 +87,37 @@ class Plan:
                                            fitted_size(height, width, self.config.size_step, cap))))
         return found
 
+    @cached_property
+    def content(self) -> dict[str, str]:
+        """File → sha256 of each picture: a second of reading for a few hundred, far less than their encoding."""
+        files = [record.file for record in self.pictures.records]
+        with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter to the others
+            return dict(zip(files, pool.map(lambda file: sha256_of(self.folder / file), files), strict=True))
+
     def to_json(self, fingerprint: str) -> dict:
         text = json.dumps([[dataclasses.astuple(r) for r in self.pictures.records], self.prompts])
         return {"model": self.config.name, "fingerprint": fingerprint, "each": self.each, "seed": self.seed,
-                "pictures": hashlib.sha256(text.encode()).hexdigest()}
+                "pictures": hashlib.sha256(text.encode()).hexdigest(), "content": self.content}
 
     def write(self, out: Path, fingerprint: str) -> None:
-        """Note the plan in its folder. Raises ValueError where another was begun there."""
-        path, new = out / "plan.json", self.to_json(fingerprint)
-        if path.exists() and (old := json.loads(path.read_text())) != new:
-            changed = ", ".join(name for name in new if old.get(name) != new[name])
-            raise ValueError(f"{out} was begun with another {changed}; give the same to go on, or another folder")
-        out.mkdir(parents=True, exist_ok=True)
-        aside = out / ".plan.json"
-        aside.write_text(json.dumps(new, indent=1) + "\n")
-        aside.replace(path)
+        """Note the plan in its folder. Raises ValueError where another was begun there, or of other pictures."""
+        path, new = out / PLAN, self.to_json(fingerprint)
+        if path.exists():
+            old = read_json(path, f"remove the folder {out} and prepare the pictures again")
+            if changed := [name for name in new if old.get(name) != new[name]]:
+                raise ValueError(
+                    f"{out} was begun with another {self._told(changed, old)}; give the same to go on, or another "
+                    "folder"
+                )
+        write_json(path, new)
+
+    def _told(self, changed: list[str], old: dict) -> str:
+        """What changed in words; of pictures that are the same by name, the first whose content is not."""
+        before = old.get("content")
+        if changed != ["content"] or not isinstance(before, dict):
+            return ", ".join(changed)
+        files = [file for file, digest in self.content.items() if before.get(file) != digest]
+        return f"content of {len(files)} pictures ({files[0]}{', …' if len(files) > 1 else ''})"
 
 
 def new_plan(pictures: PictureSet, folder: Path, config: ModelConfig, each: int = EACH, seed: int = 0,
@@ -127,14 +154,13 @@ def finish(plan: Plan, out: Path, pipe: Pipeline) -> Path:
         "caption_prompts": {mode: number[caption] for mode, caption in plan.captions.items()},
         "empty_prompt": number[""], "context_rows": plan.config.text.context_rows,
         "identities": sorted({record.identity for record in pictures.records}),
+        "world": sorted({record.world for record in pictures.records if record.world}),
         "heldout": {"named": pictures.strangers, "range": list(pictures.catalog.heldout)},
         "pairs": {"bytes": (out / PAIRS).stat().st_size, "sha256": sha256_of(out / PAIRS), "count": len(pairs)},
         "latents": [measured(out, shard).to_json() for shard in latents],
         "contexts": [measured(out, shard).to_json() for shard in texts],
     }
-    aside = out / f".{INDEX}"
-    aside.write_text(json.dumps(index, indent=1) + "\n")
-    aside.replace(out / INDEX)
+    write_json(out / INDEX, index)
     return out / INDEX
 
 

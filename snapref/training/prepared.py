@@ -3,24 +3,32 @@
 A folder is one set (`snapref prepare` made it) or a mix of sets with weights (`snapref merge`). Both are read alike.
 """
 
-import json
+import dataclasses
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from snapref.training.manifest import refuse_heldout
+from snapref.sampling.fields import brief
+from snapref.training.held_out import WORLD, refuse_heldout
+from snapref.training.json_file import checked_object, read_json
 from snapref.training.origin import print_of
 from snapref.training.pair_rules import MODES
 from snapref.training.shards import Shard, ShardError, Shards, sha256_of
 
 FORMAT, MERGED = "snapref_prepared/1", "snapref_merged/1"
-INDEX, PAIRS = "index.json", "pairs.safetensors"
+INDEX, PAIRS, PLAN = "index.json", "pairs.safetensors", "plan.json"
+AGAIN = "run snapref prepare again"
+KINDS = {
+    "format": str, "model": str, "fingerprint": str, "parts": dict, "split": str, "pictures": int, "captions": dict,
+    "caption_prompts": dict, "empty_prompt": int, "context_rows": int, "identities": list, "heldout": dict,
+    "pairs": dict, "latents": list, "contexts": list,
+}
+SHARD = {f.name: f.type for f in dataclasses.fields(Shard)}
 
 
 class PreparedSet:
@@ -30,6 +38,7 @@ class PreparedSet:
         self.folder, self.index = folder, read_index(folder)
         if self.index.get("format") != FORMAT:
             raise ValueError(f"{folder} is {self.index.get('format')!r}, not {FORMAT!r}; prepare the pictures again")
+        check_index(self.index, folder / INDEX)
         path, noted = folder / PAIRS, self.index["pairs"]
         if not path.is_file() or path.stat().st_size != noted["bytes"] or sha256_of(path) != noted["sha256"]:
             raise ShardError(f"{path} is missing or not what the index says; run snapref prepare again")
@@ -74,9 +83,9 @@ class PreparedPairs:
     def __init__(self, folder: Path, *, allow: bool = False):
         self.folder = Path(folder)
         index = read_index(self.folder)
-        lines = index["sets"] if index.get("format") == MERGED else [{"folder": ".", "weight": 1.0}]
-        self.sets = [PreparedSet(self.folder / line["folder"]) for line in lines]
-        weights = np.array([line["weight"] for line in lines], float)
+        lines = merged_lines(self.folder, index) if index.get("format") == MERGED else [(self.folder, 1.0)]
+        self.sets = [PreparedSet(folder) for folder, _ in lines]
+        weights = np.array([weight for _, weight in lines], float)
         self.weights = weights / weights.sum()
         first = self.sets[0].index
         for one in self.sets[1:]:
@@ -182,14 +191,38 @@ class PreparedPairs:
 
 
 def read_index(folder: Path) -> dict:
+    """The index of a set or a mix. Raises ValueError for none, and for a torn one."""
     path = folder / INDEX
     if not path.is_file():
-        begun = ", which was begun: run snapref prepare again, it goes on" if (folder / "plan.json").exists() else ""
+        begun = ", which was begun: run snapref prepare again, it goes on" if (folder / PLAN).exists() else ""
         raise ValueError(f"{folder} has no {INDEX}{begun or '; give a folder that snapref prepare or merge made'}")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, SafetensorError) as error:
-        raise ValueError(f"{path} is damaged ({error}); remove it and run snapref prepare again") from error
+    return read_json(path, f"remove it and {AGAIN} (of a mix: snapref merge)")
+
+
+def check_index(index: dict, path: Path) -> None:
+    """Raises ValueError for the index of a set that lacks something or holds another kind of it."""
+    checked_object(index, KINDS, path, AGAIN, {"world": list})
+    checked_object(index["pairs"], {"bytes": int, "sha256": str, "count": int}, f"pairs of {path}", AGAIN)
+    checked_object(index["heldout"], {"named": list, "range": list}, f"heldout of {path}", AGAIN)
+    for kind in ("latents", "contexts"):
+        for number, line in enumerate(index[kind]):
+            checked_object(line, SHARD, f"{kind} {number} of {path}", AGAIN)
+
+
+def merged_lines(folder: Path, index: dict) -> list[tuple[Path, float]]:
+    """Folder and weight of each set of a mix. Raises ValueError for an index that names none, or a weight like -1."""
+    path, again = folder / INDEX, "run snapref merge again"
+    lines = checked_object(index, {"format": str, "sets": list}, path, again)["sets"]
+    if not lines:
+        raise ValueError(f"{path} names no sets; {again}")
+    for number, line in enumerate(lines):
+        checked_object(line, {"folder": str, "weight": object}, f"set {number} of {path}", again, {"pairs": int})
+        weight = line["weight"]
+        if type(weight) not in (int, float) or not 0 < weight < float("inf"):
+            raise ValueError(
+                f"the weight of {line['folder']} in {path} is {brief(weight)}; it must be a positive number: {again}"
+            )
+    return [(folder / line["folder"], line["weight"]) for line in lines]
 
 
 def refuse_other(one: PreparedSet, other: PreparedSet) -> None:
@@ -203,9 +236,12 @@ def refuse_other(one: PreparedSet, other: PreparedSet) -> None:
 
 
 def refuse_strangers(sets: Sequence[PreparedSet], where: Path) -> None:
-    """Raises ValueError where a set holds what it, or a set beside it, holds out."""
+    """Raises ValueError where a set holds what it, or a set beside it, or the drawn world holds out."""
     identities = {h for one in sets for h in one.index["identities"]}
     for one in sets:
         held = one.index["heldout"]
         refuse_heldout(identities & set(held["named"]), (0.0, 0.0), held["named"], where)
         refuse_heldout(one.index["identities"], tuple(held["range"]), (), where)
+        # Older sets of nano's do not say which of their attribute sets are the drawn world's: all of them.
+        world = one.index.get("world", one.index["identities"] if one.index["model"] == WORLD.name else [])
+        refuse_heldout(world, WORLD.heldout, (), where)
