@@ -20,6 +20,7 @@ from snapref.training.merge import folder_and_weight, merge
 from snapref.training.prepared import PreparedPairs
 from snapref.training.records import read_pictures
 from snapref.training.shards import ShardError, sha256_of
+from snapref.training.sources import PreparedSource
 
 CATALOG = nano_catalog()
 
@@ -207,26 +208,17 @@ def test_held_out_characters_open_only_to_be_watched(sets):
         merge([(sets / "a", 0.8), (sets / "strangers", 0.2)], sets / "bad")
 
 
-def test_an_epoch_sees_every_pair_once_in_batches_of_one_size(sets):
-    ready = PreparedPairs(sets / "a")
-    batches = ready.order(0, 4, 7)
-    assert sorted(n for batch in batches for n in batch) == list(range(len(ready)))
-    bucket = {n: kind for kind, numbers in ready.buckets.items() for n in numbers}
-    assert all(len({bucket[n] for n in batch}) == 1 for batch in batches)
-    assert batches == ready.order(0, 4, 7) != ready.order(1, 4, 7) and batches != ready.order(0, 4, 8)
-
-
-def test_a_mix_gives_each_set_its_share(sets, tmp_path):
+def test_a_mix_gives_each_set_its_share_and_shows_every_pair(sets, tmp_path):
     assert folder_and_weight("real:0.8") == (tmp_path.__class__("real"), 0.8)
     merge([(sets / "a", 0.8), (sets / "b", 0.2)], tmp_path / "mix")
     ready, border = PreparedPairs(tmp_path / "mix"), len(PreparedPairs(sets / "a"))
     assert len(ready) == border + len(PreparedPairs(sets / "b"))
-    seen = []
-    for epoch in range(5):
-        numbers = [n for batch in ready.order(epoch, 4, 0) for n in batch]
-        assert np.mean([n < border for n in numbers]) == pytest.approx(0.8, abs=0.02)
-        seen += [n for n in numbers if n >= border]
-    assert max(np.bincount(seen)[border:]) - min(np.bincount(seen, minlength=len(ready))[border:]) <= 1
+    source = PreparedSource(ready, 4, 0)
+    bucket = {n: kind for kind, numbers in ready.buckets.items() for n in numbers}
+    batches = [source.order.batch(step) for step in range(3 * len(ready))]
+    assert all(len(batch) == 4 and len({bucket[n] for n in batch}) == 1 for batch in batches)
+    seen = np.concatenate(batches)
+    assert np.mean(seen < border) == pytest.approx(0.8, abs=0.005) and {*seen.tolist()} == {*range(len(ready))}
     last = ready.batch([len(ready) - 1])
     own = PreparedPairs(sets / "b")
     assert torch.equal(last["latent"], own.batch([len(own) - 1])["latent"])
