@@ -5,16 +5,19 @@ import os
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from reference_case import TINY, tiny_adapter, tiny_model
+from reference_case import TINY, TINY_ADAPTER, tiny_adapter, tiny_model
 from safetensors.torch import load_file
 from training_case import TinyPairs, tiny_config
 
+from snapref import config as sizes
 from snapref.reference import encode
 from snapref.reference.branches import Adapter
+from snapref.reference.bundle import save_bundle
 from snapref.training import adapter_task, checkpoints, exact, loop
 from snapref.training.adapter_task import AdapterStep, AdapterTask, freeze_unread
 from snapref.training.exact import NotTheSame, check_cached_equals_joint
@@ -188,10 +191,27 @@ def test_a_gradient_that_is_no_number_stops_before_it_is_saved(tmp_path, monkeyp
         train_here(tmp_path, {"gap": 0}, steps=12, decay=2)
 
 
-def test_other_settings_do_not_go_on_with_a_run(tmp_path):
+def test_other_settings_do_not_go_on_with_a_run(tmp_path, monkeypatch):
+    bundle = tmp_path / "bundle.safetensors"
+    save_bundle(tiny_adapter(replace(TINY_ADAPTER, target_alpha=4.0, reference_alpha=6.0)), bundle)
+    monkeypatch.setattr(sizes, "TINY_WIDER", replace(sizes.TINY_LEARNER, reference_rank=8), raising=False)
     train_here(tmp_path, until=5, steps=12, decay=2)
-    with pytest.raises(ValueError, match="was begun with batch 4, now it is 8; give the same value"):
-        train_here(tmp_path, steps=12, decay=2, batch=8)
+    changes = [
+        ({}, {"batch": 8, "adamw_lr": 0.1}, r"with batch 4 \(now 8\), adamw_lr 0.003 \(now 0.1\);"),
+        ({"shift": 2.0}, {}, r"shift not given \(now 2.0\); give the old values to go on with it, or another --name"),
+        ({"jitter": [0, 2, 1]}, {}, r"with jitter \[0, 1, 1\] \(now \[0, 2, 1\]\)"),
+        ({"data": str(tmp_path / "other")}, {}, r"with data .*pairs \(now .*other\)"),
+        ({"init": str(bundle)}, {}, r"with init not given \(now .*bundle.safetensors\)"),
+        ({"adapter": "TINY_WIDER"}, {}, r"with adapter TINY_LEARNER \(now TINY_WIDER\)"),
+        ({}, {"seed": 6}, r"with seed 5 \(now 6\)"), ({}, {"ema": 0.5}, r"with ema 0.9 \(now 0.5\)"),
+    ]
+    for options, fields, sentence in changes:
+        with pytest.raises(ValueError, match=sentence):
+            train_here(tmp_path, options, **{"steps": 12, "decay": 2, **fields})
+    monkeypatch.chdir(tmp_path)  # what is learnt stays the same: the files by another path, more steps, another rhythm
+    same = {"data": "pairs", "gap": 4, "recompute": True}
+    train_here(tmp_path, same, steps=14, decay=3, save_every=7, keep=1, accumulate=2)
+    assert checkpoints.step_of(checkpoints.newest(tmp_path / "runs/tiny")) == 14
 
 
 def batch_for(step: AdapterStep, count: int = 3, alone: bool = False) -> dict:
