@@ -7,14 +7,21 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import Qwen3Model
 from typer.testing import CliRunner
 
 import snapref
+from snapref.anima.codec import NanoCodec
+from snapref.anima.text import LLMAdapter
 from snapref.cli import app
 from snapref.config import BASE, NANO
 from snapref.sampling.settings import Settings
-from snapref.training import datagen, prepare
+from snapref.training import adapter_task, datagen, prepare
+from snapref.training.adapter_task import AdapterTask
 from snapref.training.catalog import nano_catalog
+from snapref.training.config import load_run_config
+from snapref.training.frozen import FrozenParts
+from snapref.training.loop import train
 from snapref.training.manifest import read_manifest
 from snapref.training.merge import folder_and_weight, merge
 from snapref.training.prepared import PreparedPairs
@@ -222,6 +229,21 @@ def test_a_mix_gives_each_set_its_share_and_shows_every_pair(sets, tmp_path):
     last = ready.batch([len(ready) - 1])
     own = PreparedPairs(sets / "b")
     assert torch.equal(last["latent"], own.batch([len(own) - 1])["latent"])
+
+
+def test_training_on_prepared_pairs_calls_no_text_encoder_and_no_codec(sets, tmp_path, monkeypatch):
+    called = []
+    for owner, name in ((NanoCodec, "encode"), (NanoCodec, "decode"), (FrozenParts, "text"), (LLMAdapter, "forward"),
+                        (Qwen3Model, "forward")):
+        monkeypatch.setattr(owner, name, lambda *_, name=name, **__: called.append(name))
+    monkeypatch.setattr(adapter_task, "PreparedPairs", PreparedPairs)  # not the tiny ones of other tests
+    options, fields = {"data": str(sets / "a"), "gap": 0}, {"batch": 4, "precision": "no"}
+    config = load_run_config("nano-v1a", options, steps=3, decay=1, save_every=2, **fields)
+    task = AdapterTask(config)
+    run = train(task, config, tmp_path)
+    assert (run / "export.safetensors").exists() and not called
+    task.parts.codec.encode(None)
+    assert called == ["encode"]  # they are the ones that would have been called
 
 
 def test_a_mix_that_makes_no_sense_is_refused(sets, tmp_path):
