@@ -115,10 +115,10 @@ def test_a_plan_of_what_cannot_be(words, sentence):
 
 
 def test_both_plans_of_a_training_are_one():
-    words = ["nano-v1b", "--card", "24", "--batch", "64", "--no-recompute", "--optimizer", "adamw"]
+    words = ["nano-v1b", "--card", "24", "--batch", "64", "--no-recompute", "--optimizer", "adamw", "--pictures", "9"]
     one, other = (RUN.invoke(app, [*command, *words], catch_exceptions=False).stdout
                   for command in (["train", "plan"], ["plan", "--train"]))
-    assert one == other and "trainable parameters" in one
+    assert one == other and "trainable parameters" in one and "9 pictures" in one
     assert "--size is for drawing, not --train" in refused("plan", "--train", "nano-v1a", "--size", "64x64")
     assert "--cards is for --train; leave it out" in refused("plan", "--cards", "2")
 

@@ -41,10 +41,12 @@ def plan(
     accumulate: training.Accumulate = None,
     optimizer: training.Optimizer = None,
     recompute: training.Recompute = None,
+    pictures: training.Pictures = None,
     as_json: AsJson = False,
 ) -> None:
     """What is where, how many GB, and whether a card has room for it. Nothing is loaded."""
-    given = {"cards": cards, "tflops": tflops, "accumulate": accumulate, "optimizer": optimizer, "recompute": recompute}
+    given = {"cards": cards, "tflops": tflops, "accumulate": accumulate, "optimizer": optimizer,
+             "recompute": recompute, "pictures": pictures}
     refuse_idle(ctx, "--train", train is None, given)
     refuse_idle(ctx, "drawing, not --train", train is not None, DRAWING)
     if train is not None:

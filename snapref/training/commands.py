@@ -124,6 +124,7 @@ Tflops = Annotated[float | None, typer.Option(help="training: what a card reache
 Accumulate = Annotated[int | None, typer.Option(help="training: parts in which a card computes its share")]
 Optimizer = Annotated[str | None, typer.Option(help="training: muon, adamw or adamw8bit")]
 Recompute = Annotated[bool | None, typer.Option(help="training: gradient checkpointing, or not")]
+Pictures = Annotated[int | None, typer.Option(help="training: also plan drawing and preparing so many of its own")]
 
 
 @app.command("plan")
@@ -136,6 +137,7 @@ def plan(
     accumulate: Accumulate = None,
     optimizer: Optimizer = None,
     recompute: Recompute = None,
+    pictures: Pictures = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """Parameters, memory by part and time of an adapter's training, computed before anything starts.
@@ -143,14 +145,21 @@ def plan(
     `snapref plan --train CONFIG` is the same.
     """
     import json
+    from dataclasses import asdict
 
+    from snapref.training.data_plan import plan_data
+    from snapref.training.options import MODELS
     from snapref.training.train_plan import plan_training
 
     settings = load_run_config(
         config, {"recompute": recompute}, batch=batch, accumulate=accumulate, optimizer=optimizer
     )
     found = plan_training(settings, 80 if card is None else card, 1 if cards is None else cards, tflops)
-    typer.echo(json.dumps(found.to_dict()) if as_json else str(found))
+    data = None if pictures is None else plan_data(MODELS[found.model], pictures, found.tflops)
+    if as_json:
+        typer.echo(json.dumps({**found.to_dict(), "data": data and asdict(data)}))
+        return
+    typer.echo(str(found) if data is None else f"{found}\n{data}")
 
 
 @app.command("tokenizers")
