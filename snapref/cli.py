@@ -17,6 +17,7 @@ from snapref.files.commands import convert, download, inspect
 from snapref.sampling.commands import plan
 from snapref.training.commands import app as train
 from snapref.training.commands import datagen, merge, prepare
+from snapref.training.stopping import Interrupted
 
 
 class OneSentence(TyperGroup):
@@ -25,6 +26,9 @@ class OneSentence(TyperGroup):
     def invoke(self, ctx):
         try:
             return super().invoke(ctx)
+        except Interrupted as stop:  # nothing is wrong, but whoever waits must not take it for finished
+            typer.echo(f"snapref: {stop}", err=True)
+            raise typer.Exit(stop.code) from stop
         except BrokenPipeError:  # the reader of a pipe left, as `head` does: typer ends quietly
             raise
         except (ValueError, ArithmeticError, OSError, MemoryError) as error:

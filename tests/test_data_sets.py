@@ -8,18 +8,26 @@ import pytest
 import torch
 from data_case import CATALOG, prepared, rendered
 from PIL import Image
+from transformers import Qwen3Model
 from typer.testing import CliRunner
 
 import snapref
+from snapref.anima.codec import NanoCodec
+from snapref.anima.text import LLMAdapter
 from snapref.cli import app
 from snapref.config import BASE, NANO
 from snapref.sampling.settings import Settings
-from snapref.training import datagen, prepare
+from snapref.training import adapter_task, datagen, prepare
+from snapref.training.adapter_task import AdapterTask
+from snapref.training.config import load_run_config
+from snapref.training.frozen import FrozenParts
+from snapref.training.loop import train
 from snapref.training.manifest import read_manifest
 from snapref.training.merge import folder_and_weight, merge
 from snapref.training.prepared import PreparedPairs
 from snapref.training.records import read_pictures
 from snapref.training.shards import ShardError, sha256_of
+from snapref.training.sources import PreparedSource
 
 
 @pytest.fixture(scope="module")
@@ -190,26 +198,17 @@ def test_held_out_characters_open_only_to_be_watched(sets):
         merge([(sets / "a", 0.8), (sets / "strangers", 0.2)], sets / "bad")
 
 
-def test_an_epoch_sees_every_pair_once_in_batches_of_one_size(sets):
-    ready = PreparedPairs(sets / "a")
-    batches = ready.order(0, 4, 7)
-    assert sorted(n for batch in batches for n in batch) == list(range(len(ready)))
-    bucket = {n: kind for kind, numbers in ready.buckets.items() for n in numbers}
-    assert all(len({bucket[n] for n in batch}) == 1 for batch in batches)
-    assert batches == ready.order(0, 4, 7) != ready.order(1, 4, 7) and batches != ready.order(0, 4, 8)
-
-
-def test_a_mix_gives_each_set_its_share(sets, tmp_path):
+def test_a_mix_gives_each_set_its_share_and_shows_every_pair(sets, tmp_path):
     assert folder_and_weight("real:0.8") == (tmp_path.__class__("real"), 0.8)
     merge([(sets / "a", 0.8), (sets / "b", 0.2)], tmp_path / "mix")
     ready, border = PreparedPairs(tmp_path / "mix"), len(PreparedPairs(sets / "a"))
     assert len(ready) == border + len(PreparedPairs(sets / "b"))
-    seen = []
-    for epoch in range(5):
-        numbers = [n for batch in ready.order(epoch, 4, 0) for n in batch]
-        assert np.mean([n < border for n in numbers]) == pytest.approx(0.8, abs=0.02)
-        seen += [n for n in numbers if n >= border]
-    assert max(np.bincount(seen)[border:]) - min(np.bincount(seen, minlength=len(ready))[border:]) <= 1
+    source = PreparedSource(ready, 4, 0)
+    bucket = {n: kind for kind, numbers in ready.buckets.items() for n in numbers}
+    batches = [source.order.batch(step) for step in range(3 * len(ready))]
+    assert all(len(batch) == 4 and len({bucket[n] for n in batch}) == 1 for batch in batches)
+    seen = np.concatenate(batches)
+    assert np.mean(seen < border) == pytest.approx(0.8, abs=0.005) and {*seen.tolist()} == {*range(len(ready))}
     last = ready.batch([len(ready) - 1])
     own = PreparedPairs(sets / "b")
     assert torch.equal(last["latent"], own.batch([len(own) - 1])["latent"])
@@ -221,10 +220,25 @@ def test_a_mix_by_the_command(sets, tmp_path):
     assert done.exit_code == 0 and f"a mix of {sets / 'a'} 3, {sets / 'b'} 1" in done.stdout
     ready = PreparedPairs(tmp_path / "mix")
     assert [one.folder.resolve() for one in ready.sets] == [sets / "a", sets / "b"]
-    assert ready.weights.tolist() == [0.75, 0.25] and len(ready.order(0, 4, 0)) > 1
+    assert ready.weights.tolist() == [0.75, 0.25]
     assert ready.batch(next(iter(ready.buckets.values()))[:2])["latent"].shape[:2] == (2, 16)
     refused = CliRunner().invoke(app, ["merge", f"{sets / 'a'}:-1", str(sets / "b"), "--out", str(tmp_path / "bad")])
     assert refused.exit_code == 2 and "is '-1'; give a positive number" in refused.stderr
+
+
+def test_training_on_prepared_pairs_calls_no_text_encoder_and_no_codec(sets, tmp_path, monkeypatch):
+    called = []
+    for owner, name in ((NanoCodec, "encode"), (NanoCodec, "decode"), (FrozenParts, "text"), (LLMAdapter, "forward"),
+                        (Qwen3Model, "forward")):
+        monkeypatch.setattr(owner, name, lambda *_, name=name, **__: called.append(name))
+    monkeypatch.setattr(adapter_task, "PreparedPairs", PreparedPairs)  # not the tiny ones of other tests
+    options, fields = {"data": str(sets / "a"), "gap": 0}, {"batch": 4, "precision": "no"}
+    config = load_run_config("nano-v1a", options, steps=3, decay=1, save_every=2, **fields)
+    task = AdapterTask(config)
+    run = train(task, config, tmp_path)
+    assert (run / "export.safetensors").exists() and not called
+    task.parts.codec.encode(None)
+    assert called == ["encode"]  # they are the ones that would have been called
 
 
 def test_a_mix_that_makes_no_sense_is_refused(sets, tmp_path):

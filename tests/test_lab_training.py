@@ -1,5 +1,7 @@
 """Watching a run changes nothing in it; what is shown comes from its files; the branches drawn are the ones built."""
 
+import os
+import signal
 from dataclasses import replace
 
 import pytest
@@ -50,6 +52,21 @@ def test_a_run_that_goes_on_starts_from_where_the_other_ended(followed):
     assert first["step"] == 0
     for name in ("right", "wrong", "none"):  # the file is fp16
         assert first[name] == pytest.approx(last[name], rel=1e-2)
+
+
+def test_an_interrupted_cell_keeps_a_checkpoint_and_the_next_call_goes_on(tmp_path, monkeypatch):
+    config, batch = tiny_config(tmp_path, steps=6, decay=2), AdapterTask.batch
+
+    def interrupted(self, step, rank, world):
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return batch(self, step, rank, world)
+
+    monkeypatch.setattr(AdapterTask, "batch", interrupted)
+    run = follow(config, tmp_path / "runs", 6)
+    assert 3 <= course(run).losses[-1][0] <= 4
+    monkeypatch.setattr(AdapterTask, "batch", batch)
+    assert [step for step, _ in course(follow(config, tmp_path / "runs", 6)).losses] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_torn_last_line_is_left_out(tmp_path):

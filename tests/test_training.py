@@ -83,8 +83,12 @@ def test_a_torn_checkpoint_is_passed_over(tmp_path):
 
 
 def test_a_loss_that_is_no_number_stops_and_keeps_the_checkpoint(tmp_path):
-    with pytest.raises(NotFinite, match="nan at step 8; lower the learning rate.*continues from step 6"):
+    sentence = (r"nan at step 8; lower the learning rate, in a copy of the config with less than muon_lr 0.02 and "
+                r"adamw_lr 0.003, and begin under another --name with .*line/export.safetensors as init .* from step 6")
+    with pytest.raises(NotFinite, match=sentence):
         train(LineTask(broken_at=7), config(), tmp_path)
+    with pytest.raises(NotFinite, match=r"with less than adamw_lr 0.003, and begin again$"):
+        train(LineTask(broken_at=1), config(name="early", optimizer="adamw"), tmp_path)
     assert checkpoints.step_of(checkpoints.newest(tmp_path / "line")) == 6
 
 

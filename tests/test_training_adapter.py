@@ -1,20 +1,25 @@
 """Training an adapter: exact resume after a kill, processes that agree, what stops a run, what is checked first."""
 
+import copy
 import csv
 import os
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from reference_case import TINY, tiny_adapter, tiny_model
+from accelerate.state import AcceleratorState
+from reference_case import TINY, TINY_ADAPTER, tiny_adapter, tiny_model
 from safetensors.torch import load_file
 from training_case import TinyPairs, tiny_config
 
+from snapref import config as sizes
 from snapref.reference import encode
 from snapref.reference.branches import Adapter
+from snapref.reference.bundle import save_bundle
 from snapref.training import adapter_task, checkpoints, exact, loop
 from snapref.training.adapter_task import AdapterStep, AdapterTask, freeze_unread
 from snapref.training.exact import NotTheSame, check_cached_equals_joint
@@ -188,10 +193,27 @@ def test_a_gradient_that_is_no_number_stops_before_it_is_saved(tmp_path, monkeyp
         train_here(tmp_path, {"gap": 0}, steps=12, decay=2)
 
 
-def test_other_settings_do_not_go_on_with_a_run(tmp_path):
+def test_other_settings_do_not_go_on_with_a_run(tmp_path, monkeypatch):
+    bundle = tmp_path / "bundle.safetensors"
+    save_bundle(tiny_adapter(replace(TINY_ADAPTER, target_alpha=4.0, reference_alpha=6.0)), bundle)
+    monkeypatch.setattr(sizes, "TINY_WIDER", replace(sizes.TINY_LEARNER, reference_rank=8), raising=False)
     train_here(tmp_path, until=5, steps=12, decay=2)
-    with pytest.raises(ValueError, match="was begun with batch 4, now it is 8; give the same value"):
-        train_here(tmp_path, steps=12, decay=2, batch=8)
+    changes = [
+        ({}, {"batch": 8, "adamw_lr": 0.1}, r"with batch 4 \(now 8\), adamw_lr 0.003 \(now 0.1\);"),
+        ({"shift": 2.0}, {}, r"shift not given \(now 2.0\); give the old values to go on with it, or another --name"),
+        ({"jitter": [0, 2, 1]}, {}, r"with jitter \[0, 1, 1\] \(now \[0, 2, 1\]\)"),
+        ({"data": str(tmp_path / "other")}, {}, r"with data .*pairs \(now .*other\)"),
+        ({"init": str(bundle)}, {}, r"with init not given \(now .*bundle.safetensors\)"),
+        ({"adapter": "TINY_WIDER"}, {}, r"with adapter TINY_LEARNER \(now TINY_WIDER\)"),
+        ({}, {"seed": 6}, r"with seed 5 \(now 6\)"), ({}, {"ema": 0.5}, r"with ema 0.9 \(now 0.5\)"),
+    ]
+    for options, fields, sentence in changes:
+        with pytest.raises(ValueError, match=sentence):
+            train_here(tmp_path, options, **{"steps": 12, "decay": 2, **fields})
+    monkeypatch.chdir(tmp_path)  # what is learnt stays the same: the files by another path, more steps, another rhythm
+    same = {"data": "pairs", "gap": 4, "recompute": True}
+    train_here(tmp_path, same, steps=14, decay=3, save_every=7, keep=1, accumulate=2)
+    assert checkpoints.step_of(checkpoints.newest(tmp_path / "runs/tiny")) == 14
 
 
 def batch_for(step: AdapterStep, count: int = 3, alone: bool = False) -> dict:
@@ -269,6 +291,89 @@ def test_training_that_is_not_what_is_sampled_is_refused(monkeypatch):
     monkeypatch.setattr(exact, "joint_velocity", joint)  # trains with the reference elsewhere
     with pytest.raises(NotTheSame, match="a cached reference changes the velocity by .*nothing was trained"):
         check_cached_equals_joint(step.frozen[0], new, batch)
+
+
+def test_training_is_compared_with_sampling_also_where_no_row_reads(monkeypatch):
+    step = learner()
+    alone = batch_for(step, alone=True)
+    assert check_cached_equals_joint(step.frozen[0], step.adapter, alone) < 1e-5
+    real = exact.joint_velocity
+    monkeypatch.setattr(exact, "joint_velocity", lambda *args, **options: real(*args, **options) * 1.01)
+    with pytest.raises(NotTheSame):
+        check_cached_equals_joint(step.frozen[0], step.adapter, alone)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("where", ["base", "autocast"])
+def test_a_step_in_half_precision_is_near_one_in_fp32(half, where):
+    """The base held in half precision, or one in fp32 whose products are; losses and gradients, both finite."""
+    found = []
+    for dtype in (torch.float32, half):
+        step = learner()
+        if where == "base":
+            dit = copy.deepcopy(step.frozen[0]).to(dtype)
+            step = AdapterStep(dit, step.adapter)
+        with torch.autocast("cpu", half, enabled=where == "autocast" and dtype == half):
+            loss = step(**batch_for(step))["loss"]
+        loss.backward()
+        gradients = torch.cat([p.grad.flatten() for p in step.adapter.parameters() if p.requires_grad])
+        found.append((loss, gradients))
+    (whole, exactly), (loss, gradients) = found
+    assert loss.dtype == torch.float32 and gradients.isfinite().all()
+    near = 2e-2 if half == torch.bfloat16 else 4e-3
+    assert loss.item() != whole.item() and loss.item() == pytest.approx(whole.item(), rel=near)
+    assert (gradients - exactly).norm() < 5 * near * exactly.norm()
+
+
+@pytest.fixture
+def fresh_accelerate():
+    """Accelerate holds a process to its first precision; called, and at the end, it forgets it."""
+    yield AcceleratorState._reset_state
+    AcceleratorState._reset_state()
+
+
+@pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"precision": "bf16", "options": {"dtype": "bfloat16"}},
+                                     {"options": {"dtype": "float16"}}], ids=["bf16", "bf16 base", "fp16 base"])
+def test_the_loop_in_half_precision_is_near_the_loop_in_fp32(tmp_path, fresh_accelerate, changes):
+    whole, options = train_here(tmp_path, {"gap": 0}, until=2), {"gap": 0, **changes.pop("options", {})}
+    fresh_accelerate()
+    half = train_here(tmp_path, options, until=2, name="half", **changes)
+    assert losses(half) != losses(whole) and losses(half) == pytest.approx(losses(whole), rel=2e-2)
+
+
+@pytest.mark.parametrize("options, sentence", [
+    ({"unseen": None}, "no held-out gap is measured and no panel is drawn .* give --unseen, prepared from .*--heldout"),
+    ({"previews": 2}, "no panel is drawn at the checkpoints, only the gap is measured; give --vae"),
+])
+def test_what_no_checkpoint_will_have_is_said_at_the_start(tmp_path, options, sentence):
+    settings = tiny_config(tmp_path, options)
+    settings = replace(settings, options={k: v for k, v in settings.options.items() if v is not None})
+    with pytest.warns(UserWarning, match=sentence):
+        train(AdapterTask(settings), settings, tmp_path / "runs", 1)
+
+
+def test_nothing_is_said_where_all_is_given_or_nothing_is_wanted(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train_here(tmp_path, {"previews": 0}, until=1)
+        train_here(tmp_path, {"gap": 0, "previews": 2}, until=1, name="unwatched")
+
+
+def test_wrong_files_for_the_checkpoints_fail_at_the_start(tmp_path, monkeypatch):
+    never = tmp_path / "never.safetensors"
+    with pytest.raises(ValueError, match="never.safetensors"):
+        train_here(tmp_path, {"vae": str(never), "previews": 2})
+    monkeypatch.setattr(TinyPairs, "splits", {"train"})
+    with pytest.raises(ValueError, match="unseen shows characters that trainings see; give --unseen a set prepared"):
+        train_here(tmp_path)
+    monkeypatch.setattr(TinyPairs, "model", "nano")
+    with pytest.raises(ValueError, match="was prepared for nano, this config trains tiny"):
+        train_here(tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setattr(TinyPairs, "buckets", {(6, 4, 6, 6): [1, 3, 5, 7]})
+    with pytest.raises(ValueError, match="show 1 characters; prepare pictures of two or more"):
+        train_here(tmp_path)
+    assert not list((tmp_path / "runs").rglob("checkpoint-*"))
 
 
 def test_the_loop_looks_before_it_trains(tmp_path, monkeypatch):

@@ -8,12 +8,16 @@ import torch
 from reference_case import TINY, TINY_ADAPTER, tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 
+from snapref.anima.codec import NanoCodec
+from snapref.anima.model import AnimaDiT
 from snapref.config import BASE, NANO, NANO_V1A, NANO_V1B, V1A, V1B, V2A, DiTConfig
 from snapref.evaluation.bench_train import Job, bench_train, line
 from snapref.evaluation.floor import flops, spared_products, step_products
 from snapref.reference.branches import Adapter
 from snapref.training.adapter_task import AdapterStep, freeze_unread
 from snapref.training.config import CONFIGS, RunConfig, load_run_config
+from snapref.training.data_plan import latent_shape, plan_data
+from snapref.training.datagen import NANO_STEPS
 from snapref.training.footprint import Watcher, step_footprint
 from snapref.training.train_plan import card_of, carried_on, counted, plan_training
 
@@ -100,6 +104,20 @@ def test_a_plan_adds_up_and_says_what_is_computed():
     with pytest.raises(ValueError, match="base trains base; a plan is made for adapters"):
         plan_training(load_run_config("base"))
     assert card_of(80)[0] == "H100" and card_of(8)[0] == "T4"
+
+
+def test_data_are_planned_from_the_modules_that_make_them():
+    plan = plan_data(NANO, 1500, tflops=0.1)
+    dit, codec = AnimaDiT(replace(NANO, text=None)), NanoCodec(NANO.codec)
+    with torch.no_grad(), Watcher() as real:
+        for _ in range(2 * NANO_STEPS):
+            dit(torch.randn(latent_shape(NANO)), torch.rand(1), torch.randn(1, 96, 64))
+        codec.decode(torch.randn(latent_shape(NANO)))
+    assert plan.drawing == pytest.approx(real.flops / 1e12, rel=0.01)
+    assert plan.drawing_hours == pytest.approx(plan.drawing * 1500 / 0.1 / 3600) and plan.preparing > 0
+    assert "1,500 pictures" in str(plan) and "computed" in str(plan)
+    with pytest.raises(ValueError, match="pictures is 0; it must be at least 1"):
+        plan_data(NANO, 0, 1.0)
 
 
 @pytest.mark.parametrize("name", ["v1a", "v1b", "v2a", "nano-v1a", "nano-v1b", "nano-v2a", "nano-lesson"])

@@ -20,7 +20,6 @@ from snapref.training.ahead import Ahead
 from snapref.training.flow import add_noise, draw_sigmas, velocity_loss
 from snapref.training.log import Log, append_row
 from snapref.training.preview import COLUMNS, draw_panel
-from snapref.training.sources import PreparedSource
 from snapref.training.unseen import Unseen, gap_summary, persons, unseen_losses, unseen_prepared
 
 
@@ -97,7 +96,6 @@ def test_prepared_held_out_pairs_read_another_picture_as_the_wrong_one():
 
 def test_checkpoints_are_ranked_and_equal_ones_are_told_to_be_equal(tmp_path, monkeypatch):
     monkeypatch.setattr(comparing, "open_base", lambda options, device: tiny_model())
-    monkeypatch.setattr(comparing, "PreparedPairs", TinyPairs)
     for step, seed in ((5, 1), (10, 1), (15, 9)):
         save_bundle(tiny_adapter(seed=seed), tmp_path / f"a/bundles/{step:08d}.safetensors")
     report = compare([tmp_path / "a"], n=16, unseen=tmp_path / "unseen", quiet=True)
@@ -119,17 +117,6 @@ def test_runs_on_different_bases_are_not_compared(tmp_path):
         (tmp_path / name / "config.json").write_text(f'{{"options": {{"weights": "{weights}"}}}}')
     with pytest.raises(ValueError, match="the runs differ in weights: x, y; compare those of one base"):
         compare([tmp_path / "a", tmp_path / "b"], quiet=True)
-
-
-def test_data_order_follows_from_the_step_alone():
-    straight, jumped = (PreparedSource(TinyPairs(Path("p")), batch=4, seed=2) for _ in range(2))
-    batches = [straight.batch(step, 0, 1) for step in range(23)]  # two epochs of ten batches, and some
-    assert straight.position(22) == (2, 2)
-    assert torch.equal(jumped.batch(22, 0, 1)["latent"], batches[22]["latent"])
-    halves = [straight.batch(7, rank, 2)["latent"] for rank in (0, 1)]
-    assert torch.equal(torch.cat(halves), batches[7]["latent"])
-    seen = [row.sum().item() for batch in batches[:10] for row in batch["latent"]]
-    assert len({round(value, 4) for value in seen}) == 40  # every pair once an epoch
 
 
 def test_the_next_batch_is_fetched_while_a_step_is_computed():

@@ -1,26 +1,30 @@
 """A tiny adapter run on prepared pairs: what the tests of training share, also as a program of its own.
 
-    python tests/training_case.py FOLDER [name=value …]     trains in FOLDER/runs; fields of RunConfig, or die_at=STEP
+    python tests/training_case.py FOLDER [name=value …]     trains in FOLDER/runs by `snapref train adapter`; fields of
+                                                            RunConfig, or die_at=STEP, or ship=FILE
 """
 
+import dataclasses
+import json
 import os
 import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 from reference_case import TINY, tiny_model
 
 from snapref import config as sizes
+from snapref.cli import app
 from snapref.config import AdapterConfig
 from snapref.files.weights import save_weights
-from snapref.training import adapter_task
+from snapref.training import adapter_task, commands, options
 from snapref.training.config import RunConfig
-from snapref.training.loop import train
 
 sizes.TINY_LEARNER = AdapterConfig("tiny-learner", 6, 4, 6.0, 4.0, place=(0.0, 20.0, 0.0))
-adapter_task.MODELS["tiny"] = TINY
+options.MODELS["tiny"] = TINY
 
 
 class TinyPairs:
@@ -28,6 +32,7 @@ class TinyPairs:
 
     model, shapes = "tiny", ((4, 6), (6, 4))
     buckets = {(*shape, 6, 6): [*range(i, 40, 2)] for i, shape in enumerate(shapes)}
+    by_set, weights, splits = [[np.array(numbers) for numbers in buckets.values()]], [1.0], {"heldout"}
     # Five characters of eight pairs; pictures of one character are held together by pairs that share them.
     sets = [SimpleNamespace(target=[*range(40)], reference=[n // 8 * 8 + (n + 1) % 8 for n in range(40)])]
 
@@ -59,14 +64,6 @@ class TinyPairs:
     def empty(self) -> torch.Tensor:
         return torch.zeros(1, 5, 48)
 
-    def order(self, epoch: int, batch: int, seed: int) -> list[list[int]]:
-        generator = torch.Generator().manual_seed(seed * 1000 + epoch)
-        batches = []
-        for bucket in (0, 1):
-            own = (torch.randperm(20, generator=generator) * 2 + bucket).tolist()
-            batches += [own[i : i + batch] for i in range(0, 20, batch)]
-        return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
-
 
 adapter_task.PreparedPairs = TinyPairs
 
@@ -79,7 +76,8 @@ def tiny_config(folder: Path, options: dict | None = None, **changes) -> RunConf
     values = {"task": "adapter", "name": "tiny", "steps": 30, "batch": 4, "seed": 5, "warmup": 3, "decay": 10,
               "muon_lr": 0.01, "ema": 0.9, "save_every": 5}
     chosen = {"model": "tiny", "adapter": "TINY_LEARNER", "base": str(base), "data": str(folder / "pairs"),
-              "jitter": [0, 1, 1], "unseen": str(folder / "unseen"), "gap": 8, **(options or {})}
+              "jitter": [0, 1, 1], "unseen": str(folder / "unseen"), "gap": 8, "previews": 0,
+              **(options or {})}
     return RunConfig(**{**values, **changes}, options=chosen)
 
 
@@ -98,5 +96,9 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     target, given = Path(sys.argv[1]), dict(word.split("=") for word in sys.argv[2:])
     DyingTask.die_at = int(given.pop("die_at", -1))
+    ship = ["--ship", given.pop("ship")] if "ship" in given else []
     settings = tiny_config(target, **{name: int(value) if value.isdigit() else value for name, value in given.items()})
-    train(DyingTask(settings), settings, target / "runs")
+    config = target / f"config-{os.environ.get('RANK', 0)}.json"
+    config.write_text(json.dumps(dataclasses.asdict(settings)))
+    commands.TASKS["adapter"] = (__name__, "DyingTask")
+    app(["train", "adapter", "--config", str(config), "--runs", str(target / "runs"), *ship])

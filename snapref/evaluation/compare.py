@@ -1,6 +1,5 @@
 """Which checkpoint of which run is best: the held-out gap of each, and how far it is from the best, with intervals."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +11,9 @@ from snapref.anima.model import AnimaDiT
 from snapref.evaluation.stats import estimate
 from snapref.files.loader import WeightsError
 from snapref.reference.bundle import load_bundle
-from snapref.training.adapter_task import nano_contexts, nano_folder, open_base
+from snapref.training.adapter_task import nano_contexts, nano_folder, open_base, unseen_set
 from snapref.training.frozen import FrozenParts
-from snapref.training.prepared import PreparedPairs
+from snapref.training.resume import noted
 from snapref.training.unseen import Unseen, unseen_drawn, unseen_losses, unseen_prepared
 
 
@@ -40,8 +39,11 @@ def candidates(places: list[Path], last: int | None = None) -> list[Candidate]:
             raise WeightsError(
                 f"{place} holds no checkpoints of an adapter; give a run's folder, such as runs/nano-v1a, or a bundle"
             )
-        note = place / "config.json"
-        options = json.loads(note.read_text())["options"] if note.exists() else {}
+        options = (noted(place) or {"options": {}})["options"]
+        if strange := [path for path in bundles if not path.stem.isdigit()]:
+            raise WeightsError(
+                f"{strange[0]} is not named by its step, as {0:08d}.safetensors is; move it out, and give it by itself"
+            )
         found += [Candidate(place.name, int(path.stem), path, options) for path in bundles[-last if last else 0 :]]
     return found
 
@@ -53,8 +55,11 @@ def compare(
     """{"ranking": best first, "n", "seed"}: each with its gap and its distance to the best, 95 % intervals.
 
     All are asked the same pairs with the same noise, so the distances are paired. base, weights, unseen: instead of
-    what the runs' own configs say. Raises ValueError for runs on different bases.
+    what the runs' own configs say. Raises ValueError for runs on different bases, and for fewer than two pairs.
     """
+    for name, value, low in (("n", n, 2), ("last", last, 1)):
+        if value is not None and value < low:
+            raise ValueError(f"{name} is {value}; it must be at least {low}")
     found = candidates(places, last)
     options = one_base(found, {"base": base, "weights": weights, "unseen": unseen})
     dit = open_base(options, device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -86,7 +91,7 @@ def one_base(found: list[Candidate], given: dict) -> dict:
 
 def unseen_pairs(dit: AnimaDiT, config, options: dict, n: int, seed: int) -> Unseen:
     if folder := options.get("unseen"):
-        return unseen_prepared(PreparedPairs(Path(folder), allow=True), n)
+        return unseen_prepared(unseen_set(folder, dit), n)
     if options["model"] != "nano":
         raise ValueError("anima's held-out pairs are prepared ones; give --unseen, a folder of `snapref prepare`")
     parts = FrozenParts(nano_folder(options))

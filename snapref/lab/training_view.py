@@ -5,6 +5,7 @@ Nothing is kept here. Every picture is drawn from the run's own files, so a run 
 
 import csv
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from snapref.lab.screen import Screen
 from snapref.training.adapter_task import AdapterTask
 from snapref.training.config import RunConfig
 from snapref.training.loop import train
+from snapref.training.stopping import Interrupted
 from snapref.training.unseen import Unseen
 
 READS = {"wrong": plots.RED, "none": plots.BLACK, "right": plots.GREEN}
@@ -130,7 +132,8 @@ def follow(config: RunConfig, runs: Path, until: int, unseen: Unseen | None = No
         if not (run / "gaps.csv").exists():
             run.mkdir(parents=True, exist_ok=True)
             task.watch(task.model, run, 0)
-        train(task, config, runs, until)
+        with suppress(Interrupted):
+            train(task, config, runs, until)
     return run
 
 

@@ -5,6 +5,7 @@ reproduces at sampling time (`reference.encode.joint_velocity`).
 """
 
 import dataclasses
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -12,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from snapref import config as sizes
 from snapref.anima.model import AnimaDiT
 from snapref.anima.text import contexts
 from snapref.config import AdapterConfig, ModelConfig
@@ -28,6 +28,7 @@ from snapref.training.flow import add_noise, draw_sigmas, velocity_loss
 from snapref.training.frozen import FrozenParts
 from snapref.training.log import append_row
 from snapref.training.loop import my_rows
+from snapref.training.options import DTYPES, MODELS, RULES, adapters, check_options
 from snapref.training.prepared import PreparedPairs
 from snapref.training.preview import draw_panel
 from snapref.training.processes import process_state
@@ -35,8 +36,6 @@ from snapref.training.recompute import recomputed
 from snapref.training.sources import PreparedSource, RendererSource
 from snapref.training.unseen import Unseen, gap_summary, unseen_drawn, unseen_losses, unseen_prepared
 
-MODELS = {"nano": sizes.NANO, "anima": sizes.BASE}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FUSED_FROM = 256  # target tokens from which the fused attention is the faster one on a CPU, and plain too large
 
 
@@ -87,15 +86,18 @@ class AdapterTask:
     Options: model, adapter (a name in `snapref.config`), adapter_changes, data, init (a bundle to go on from), base
     (file of anima's), weights (folder of nano's files), dtype (of the base), recompute (gradient checkpointing),
     shift and spread of sigma, jitter of the reference's place, unseen (a prepared folder of held-out pairs), vae,
-    previews (rows of the panel), gap (pairs of the held-out loss).
+    previews (rows of the panel), gap (pairs of the held-out loss; 0: neither gap nor panel).
     """
 
     def __init__(self, config: RunConfig):
+        check_options(config)
         torch.manual_seed(config.seed)
         self.config, options = config, config.options
         self.device = process_state().device
         self.dit = open_base(options, self.device)
         self.parts = FrozenParts(nano_folder(options)) if options.get("model", "nano") == "nano" else None
+        if self.parts is not None and options.get("vae"):
+            raise ValueError(f"vae is {options['vae']}, but nano has a codec among its own files; leave it out")
         adapter = first_adapter(options, self.dit.config)
         freeze_unread(adapter)
         self.model = AdapterStep(self.dit, adapter.to(self.device), options.get("recompute", False))
@@ -109,13 +111,7 @@ class AdapterTask:
     def _source(self, adapter: Adapter):
         if folder := self.config.options.get("data"):
             pairs = PreparedPairs(Path(folder))
-            if pairs.model != self.dit.config.name:
-                raise ValueError(
-                    f"{folder} was prepared for {pairs.model}, this config trains {self.dit.config.name}; "
-                    "prepare the pictures with that model"
-                )
-            if hasattr(self.dit, "llm_adapter"):
-                pairs.check_base(self.dit.llm_adapter)
+            refuse_other_model(pairs, self.dit)
             return PreparedSource(pairs, self.config.batch, self.config.seed)
         if self.parts is None:
             raise ValueError("anima learns from prepared pairs; give --data, a folder that `snapref prepare` made")
@@ -139,10 +135,26 @@ class AdapterTask:
         return batch
 
     def check(self, batch: dict[str, Tensor]) -> None:
-        """What is learnt is what is sampled: raises NotTheSame where it is not."""
+        """What is learnt is what is sampled: raises NotTheSame where it is not, and ValueError or OSError for files
+        that the first checkpoint would stumble over. Warns of what no checkpoint will have."""
+        if process_state().is_main_process and (lacking := self._not_watched()):
+            warnings.warn(lacking, stacklevel=2)
         dit, training = self.model.frozen
         with sdpa_kernel(kernels(batch["latent"], dit.config.dit.patch)):
             check_cached_equals_joint(dit, self.model.adapter, batch, training)
+
+    def _not_watched(self) -> str | None:
+        """What of gap and panel cannot be had, and how it could, in a sentence; the files for them have been opened."""
+        options = self.config.options
+        if not options.get("gap", 64):
+            return None
+        unseen, codec = self._unseen_pairs(), self._codec()
+        if unseen is None:
+            return ("no held-out gap is measured and no panel is drawn at the checkpoints, for there are no held-out "
+                    "pairs; give --unseen, prepared from pictures of `snapref datagen --heldout`, and --vae")
+        if codec is None and options.get("previews", 3):
+            return "no panel is drawn at the checkpoints, only the gap is measured; give --vae, the file of the VAE"
+        return None
 
     def export(self, model: AdapterStep, path: Path) -> None:
         save_bundle(model.adapter, path, torch.float16)
@@ -167,7 +179,7 @@ class AdapterTask:
         options = self.config.options
         if self._unseen is None and (count := options.get("gap", 64)):
             if folder := options.get("unseen"):
-                self._unseen = unseen_prepared(PreparedPairs(Path(folder), allow=True), count)
+                self._unseen = unseen_prepared(unseen_set(folder, self.dit), count)
             elif self.parts is not None:
                 self._unseen = unseen_drawn(self.parts, self.contexts, self.model.adapter.config, count)
         return self._unseen
@@ -183,13 +195,36 @@ class AdapterTask:
 def open_base(options: dict, device="cpu") -> AnimaDiT:
     """The frozen base of a config. Raises ValueError where its file is not given."""
     name, dtype = options.get("model", "nano"), options.get("dtype", "float32")
-    for what, value, known in (("model", name, MODELS), ("dtype", dtype, DTYPES)):
-        if value not in known:
-            raise ValueError(f"{what} is {value!r}; it must be one of {', '.join(known)}")
+    for what, value in (("model", name), ("dtype", dtype)):
+        if not (rule := RULES["adapter"][what]).test(value):
+            raise ValueError(f"{what} is {value!r}; it must be {rule.words()}")
     path = options.get("base") or (nano_folder(options) / "base.safetensors" if name == "nano" else None)
     if path is None:
         raise ValueError("anima's base is not given; give --base, the path of its diffusion model")
     return load_model(path, MODELS[name], DTYPES[dtype], device)
+
+
+def refuse_other_model(pairs: PreparedPairs, dit: AnimaDiT) -> None:
+    """Raises ValueError for pairs that were prepared for another model, or with another base of it."""
+    if pairs.model != dit.config.name:
+        raise ValueError(
+            f"{pairs.folder} was prepared for {pairs.model}, this config trains {dit.config.name}; prepare the "
+            "pictures with that model"
+        )
+    if hasattr(dit, "llm_adapter"):
+        pairs.check_base(dit.llm_adapter)
+
+
+def unseen_set(folder: str | Path, dit: AnimaDiT) -> PreparedPairs:
+    """A prepared set of held-out pairs. Raises ValueError for one of characters that trainings see."""
+    pairs = PreparedPairs(Path(folder), allow=True)
+    refuse_other_model(pairs, dit)
+    if "train" in pairs.splits:
+        raise ValueError(
+            f"{folder} shows characters that trainings see; give --unseen a set prepared from pictures of "
+            "`snapref datagen --heldout`"
+        )
+    return pairs
 
 
 def first_adapter(options: dict, model: ModelConfig) -> Adapter:
@@ -237,4 +272,4 @@ def adapter_config(options: dict) -> AdapterConfig:
     changes = dict(options.get("adapter_changes", {}))
     if "place" in changes:
         changes["place"] = tuple(map(float, changes["place"]))
-    return dataclasses.replace(getattr(sizes, options["adapter"]), **changes)
+    return dataclasses.replace(adapters()[options["adapter"]], **changes)

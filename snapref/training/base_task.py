@@ -17,6 +17,7 @@ from snapref.training.config import RunConfig
 from snapref.training.flow import add_noise, draw_sigmas, velocity_loss
 from snapref.training.frozen import FrozenParts
 from snapref.training.loop import my_rows
+from snapref.training.options import check_options
 
 EMPTY_SHARE = 0.1  # of captions replaced by the empty prompt, which guidance needs
 CLEAN_FIRST_SHARE = 0.5  # of clips whose first frame is given clean, as a video model's conditioning frame
@@ -53,6 +54,7 @@ def by_sigma(losses: Tensor, sigma: Tensor) -> dict[str, Tensor]:
 
 class BaseTask:
     def __init__(self, config: RunConfig):
+        check_options(config)
         self.config, options = config, config.options
         self.parts = FrozenParts(options["weights"])
         self.chunks = Chunks(self.parts, options["kinds"], config.batch, options["passes"], config.seed, "train")

@@ -18,6 +18,7 @@ from snapref.files.weights import save_weights
 from snapref.training.config import RunConfig
 from snapref.training.draws import draw, kind_of
 from snapref.training.loop import my_rows
+from snapref.training.options import check_options
 
 
 class CodecStep(nn.Module):
@@ -57,6 +58,7 @@ class CodecTask:
     """Crops of drawn pictures; half of them pass clean, half with up to `options.noise` of noise."""
 
     def __init__(self, config: RunConfig):
+        check_options(config)
         torch.manual_seed(config.seed)
         if start := config.options.get("init"):
             codec = load_codec(start, NANO.codec, torch.float32).train().requires_grad_(True)

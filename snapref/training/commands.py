@@ -21,6 +21,9 @@ TASKS = {  # imported only when asked for
 
 
 def make_task(config: RunConfig):
+    from snapref.training.options import refuse_unknown_task
+
+    refuse_unknown_task(config.task, TASKS)
     module, name = TASKS[config.task]
     return getattr(importlib.import_module(module), name)(config)
 
@@ -35,7 +38,7 @@ def run(
     runs: Annotated[Path, typer.Option(help="folder of all runs")] = Path("runs"),
     ship: Annotated[Path | None, typer.Option(help="copy the exported weights and the log to these names")] = None,
 ) -> None:
-    """Train, resuming a run of that name. Ctrl-C keeps a checkpoint.
+    """Train, resuming a run of that name. Ctrl-C keeps a checkpoint and ends with code 130.
 
     On two CPU cores: torchrun --nproc_per_node 2 -m snapref train run base, with OMP_NUM_THREADS=1.
     """
@@ -43,10 +46,15 @@ def run(
 
 
 def run_and_ship(settings: RunConfig, runs: Path, until: int | None, ship: Path | None) -> None:
+    """Raises ValueError where what is to be shipped would not be finished; nothing is shipped after an interruption."""
     from snapref.training.loop import train
+    from snapref.training.processes import process_state
 
+    if ship and until is not None and until < settings.steps:
+        raise ValueError(f"until is {until}, the run has {settings.steps} steps, and only a finished one is shipped; "
+                         "leave out --until or --ship")
     folder = train(make_task(settings), settings, runs, until)
-    if ship:
+    if ship and process_state().is_main_process:
         ship.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / "export.safetensors", ship)
         shutil.copyfile(folder / "log.csv", ship.with_suffix(".csv"))
@@ -76,7 +84,7 @@ def adapter(
     runs: Annotated[Path, typer.Option(help="folder of all runs")] = Path("runs"),
     ship: Annotated[Path | None, typer.Option(help="copy the exported bundle and the log to these names")] = None,
 ) -> None:
-    """Train an adapter's two branches, resuming a run of that name. Ctrl-C keeps a checkpoint.
+    """Train an adapter's two branches, resuming a run of that name. Ctrl-C keeps a checkpoint, and code is 130.
 
     On several GPUs: accelerate launch -m snapref train adapter --config v1a --data FOLDER --base FILE.
     """
@@ -111,28 +119,47 @@ def family(
         typer.echo(path)
 
 
+Cards = Annotated[int | None, typer.Option(help="training: how many cards; 1 when not given")]
+Tflops = Annotated[float | None, typer.Option(help="training: what a card reaches; else 40 % of its published rate")]
+Accumulate = Annotated[int | None, typer.Option(help="training: parts in which a card computes its share")]
+Optimizer = Annotated[str | None, typer.Option(help="training: muon, adamw or adamw8bit")]
+Recompute = Annotated[bool | None, typer.Option(help="training: gradient checkpointing, or not")]
+Pictures = Annotated[int | None, typer.Option(help="training: also plan drawing and preparing so many of its own")]
+
+
 @app.command("plan")
 def plan(
     config: Annotated[str, typer.Argument(help="v1a, v1b, v2a, their nano versions, or a JSON file")],
-    card: Annotated[float, typer.Option(help="GB of memory of a card: 16, 24, 40, 48, 80, 141")] = 80,
-    cards: Annotated[int, typer.Option(help="how many")] = 1,
-    tflops: Annotated[float | None, typer.Option(help="what a card reaches; else 40 % of its published rate")] = None,
+    card: Annotated[float | None, typer.Option(help="GB of memory of a card: 16, 24, 40, 48, 80 (usual), 141")] = None,
+    cards: Cards = None,
+    tflops: Tflops = None,
     batch: Annotated[int | None, typer.Option(help="pairs a step, over all cards")] = None,
-    accumulate: Annotated[int | None, typer.Option(help="parts in which a card computes its share")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="muon, adamw or adamw8bit")] = None,
-    recompute: Annotated[bool | None, typer.Option(help="gradient checkpointing, or not")] = None,
+    accumulate: Accumulate = None,
+    optimizer: Optimizer = None,
+    recompute: Recompute = None,
+    pictures: Pictures = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """Parameters, memory by part and time of an adapter's training, computed before anything starts."""
-    import json
+    """Parameters, memory by part and time of an adapter's training, computed before anything starts.
 
+    `snapref plan --train CONFIG` is the same.
+    """
+    import json
+    from dataclasses import asdict
+
+    from snapref.training.data_plan import plan_data
+    from snapref.training.options import MODELS
     from snapref.training.train_plan import plan_training
 
     settings = load_run_config(
         config, {"recompute": recompute}, batch=batch, accumulate=accumulate, optimizer=optimizer
     )
-    found = plan_training(settings, card, cards, tflops)
-    typer.echo(json.dumps(found.to_dict()) if as_json else str(found))
+    found = plan_training(settings, 80 if card is None else card, 1 if cards is None else cards, tflops)
+    data = None if pictures is None else plan_data(MODELS[found.model], pictures, found.tflops)
+    if as_json:
+        typer.echo(json.dumps({**found.to_dict(), "data": data and asdict(data)}))
+        return
+    typer.echo(str(found) if data is None else f"{found}\n{data}")
 
 
 @app.command("tokenizers")

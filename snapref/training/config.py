@@ -2,12 +2,16 @@
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
 CONFIGS = Path(__file__).parent / "configs"
 OPTIMIZERS = ("muon", "adamw", "adamw8bit")
 PRECISIONS = ("no", "bf16", "fp16")
+LEAST = {"steps": 1, "batch": 1, "seed": 0, "muon_lr": 0, "muon_weight_decay": 0, "adamw_lr": 0, "warmup": 0,
+         "decay": 0, "ema": 0, "clip": 0, "save_every": 1, "adamw_weight_decay": 0, "accumulate": 1, "keep": 1}
+KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "an object"}
 
 
 @dataclass(frozen=True)
@@ -34,10 +38,16 @@ class RunConfig:
     options: dict = field(default_factory=dict)  # of the task alone
 
     def __post_init__(self):
-        for name, low in (("steps", 1), ("batch", 1), ("warmup", 0), ("decay", 0), ("save_every", 1), ("accumulate", 1),
-                          ("keep", 1)):
-            if getattr(self, name) < low:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {low}")
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if not fits(value, f.type):
+                raise ValueError(f"{f.name} is {value!r}; it must be {KINDS[f.type]}")
+            if f.name in LEAST and value < LEAST[f.name]:
+                raise ValueError(f"{f.name} is {value}; it must be at least {LEAST[f.name]}")
+        if not self.name or not self.task:
+            raise ValueError("task and name must not be empty; a run's folder has its name")
+        if self.ema >= 1:
+            raise ValueError(f"ema is {self.ema}; it must be below 1, such as 0.999")
         if self.decay > self.steps:
             raise ValueError(f"decay is {self.decay} steps, longer than the run of {self.steps}")
         for name, known in (("optimizer", OPTIMIZERS), ("precision", PRECISIONS)):
@@ -51,25 +61,38 @@ class RunConfig:
         return rise * fall
 
 
+def fits(value, kind: type) -> bool:
+    """Whether a value from a JSON file is of that kind; a whole number is a number too, a truth value is not."""
+    if kind in (int, float):
+        return isinstance(value, (int, kind)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, kind)
+
+
 def load_run_config(source: str, options: dict | None = None, **changes) -> RunConfig:
     """The config of a name (`source`) in `configs/` or of a path.
 
     `changes` replace its fields and `options` single options of its task, where they are not None.
     """
     path = CONFIGS / f"{source}.json"
-    if not path.exists():
+    if not path.is_file():
         path = Path(source)
-    if not path.exists():
+    if not path.is_file():
         known = ", ".join(sorted(p.stem for p in CONFIGS.glob("*.json")))
         raise ValueError(f"no training config called {source}; give a JSON file or one of: {known}")
     try:
         values = json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is no JSON file ({error}); copy one of {CONFIGS} and change it") from None
-    unknown = sorted(set(values) - {f.name for f in dataclasses.fields(RunConfig)})
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} is no object of names and values; copy one of {CONFIGS} and change it")
+    fields = dataclasses.fields(RunConfig)
+    unknown = sorted(set(values) - {f.name for f in fields})
     if unknown:
         raise ValueError(f"{path.name} has unknown fields: {', '.join(unknown)}")
     values.update({k: v for k, v in changes.items() if v is not None})
+    needed = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
+    if lacking := [name for name in needed if name not in values]:
+        raise ValueError(f"{path.name} lacks {', '.join(lacking)}; copy one of {CONFIGS} and change it")
+    config = RunConfig(**values)
     given = {k: v for k, v in (options or {}).items() if v is not None}
-    values["options"] = {**values.get("options", {}), **given}
-    return RunConfig(**values)
+    return dataclasses.replace(config, options={**config.options, **given})

@@ -18,15 +18,14 @@ class NotTheSame(ArithmeticError):
 
 @torch.no_grad()
 def check_cached_equals_joint(dit: AnimaDiT, adapter: Adapter, batch: dict, training: AnimaDiT | None = None) -> float:
-    """The difference between joint_velocity and encode → cache → forward, relative; 0 where no row reads.
+    """The difference between joint_velocity and encode → cache → forward, relative.
 
-    batch: what the step gets, on the model's device; the first row that reads is taken. The branches are filled at
+    batch: what the step gets, on the model's device; the first row that reads is taken, and where none does, the first
+    of all is made to, for every row has its reference. The branches are filled at
     random first, for new ones change nothing and would hide everything. training: the model as the step calls it,
     where that is another one. Raises NotTheSame.
     """
-    rows = batch["reads"].nonzero()[:1, 0]
-    if not len(rows):
-        return 0.0
+    rows = (batch["reads"] | ~batch["reads"].any()).nonzero()[:1, 0]
     latent, noise, sigma, context = (batch[name][rows] for name in ("latent", "noise", "sigma", "context"))
     reference, reference_context = batch["reference"][rows], batch["reference_context"][rows]
     noisy, place, full = add_noise(latent, noise, sigma), batch.get("place"), stirred(adapter)

@@ -6,8 +6,13 @@ import sys
 from pathlib import Path
 
 from snapref.training.config import load_run_config
+from snapref.training.stopping import Interrupted, asked_to_stop
 
 FAMILY = ("nano-v1a", "nano-v1b", "nano-v2a")
+
+
+class NotTrained(ChildProcessError):
+    """The training of one of them ended in an error."""
 
 
 def train_family(
@@ -18,22 +23,44 @@ def train_family(
 
     ship: the folder for adapter_v1a.safetensors and so on, with their logs. data: prepared pairs of v1a and v1b (None:
     the renderer's); mix: those of v2a (None: as `data`). A config that continues another takes that one's bundle from
-    `ship`. Raises RuntimeError, naming the run, where one ends in an error; those before it are kept.
+    `ship`. Raises NotTrained, naming the run, where one ends in an error, and Interrupted after Ctrl-C or SIGTERM, when
+    its checkpoint is written; those before it are kept, and the next is not begun. Raises ValueError for other names.
     """
+    if unknown := [name for name in names if name not in FAMILY]:
+        raise ValueError(f"only is {unknown[0]!r}; it must be one of {', '.join(FAMILY)}")
+    if processes < 1:
+        raise ValueError(f"processes is {processes}; it must be at least 1")
     bundles = []
     for name in names:
         before = load_run_config(name).options.get("continues")
         files = {"data": mix or data if before else data, "unseen": unseen, "weights": weights}
         files |= {"init": bundle_of(before, ship) if before else None, "runs": runs, "ship": bundle_of(name, ship)}
         words = [word for key, path in files.items() if path for word in (f"--{key}", str(path))]
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-        command += ["-m", "snapref", "train", "adapter", "--config", name, *words]
-        threads = str(max(1, (os.cpu_count() or 1) // processes))
-        done = subprocess.run(command, env={"OMP_NUM_THREADS": threads, **os.environ})
-        if done.returncode:
-            raise RuntimeError(f"training {name} ended with code {done.returncode}; run it again, it goes on in {runs}")
+        code, asked = ended(["train", "adapter", "--config", name, *words], processes)
+        if asked:
+            raise Interrupted(f"{name} was stopped; the same command goes on with it in {runs}", asked)
+        if code:
+            raise NotTrained(f"training {name} ended with code {code}; run it again, it goes on in {runs}")
         bundles.append(bundle_of(name, ship))
     return bundles
+
+
+def ended(words: list[str], processes: int) -> tuple[int, int]:
+    """(exit code of a command of snapref, the signal that asked for its end or 0), when it has ended.
+
+    It is in a session of its own: a terminal would send it Ctrl-C as well, and twice is a kill while it saves.
+    """
+    threads = str(max(1, (os.cpu_count() or 1) // processes))
+    command = [*launcher(processes), *words]
+    with subprocess.Popen(command, env={"OMP_NUM_THREADS": threads, **os.environ}, start_new_session=True) as child:
+        with asked_to_stop(child.send_signal) as asked:
+            return child.wait(), asked()
+
+
+def launcher(processes: int) -> list[str]:
+    """What stands before the words of a command of snapref, to run it in so many processes."""
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    return [*run, "-m", "snapref"]
 
 
 def bundle_of(name: str, folder: Path) -> Path:

@@ -4,14 +4,11 @@ A step's data and noise are drawn from (seed, step) alone, never from what ran b
 exactly: the state is weights, EMA, optimizers and a step number.
 """
 
-import dataclasses
-import json
 import math
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Protocol
@@ -30,6 +27,8 @@ from snapref.training.ahead import Ahead
 from snapref.training.config import RunConfig
 from snapref.training.log import Log
 from snapref.training.optimizers import make_optimizers
+from snapref.training.resume import agreed_start
+from snapref.training.stopping import SIGNALS, Interrupted, asked_to_stop
 
 
 class Task(Protocol):
@@ -65,22 +64,22 @@ def train(task: Task, config: RunConfig, runs: Path, until: int | None = None) -
     """Train to `config.steps` (or stop early at step `until`), resuming a run of that name; returns the run folder.
 
     Leaves `log.csv`, `config.json`, checkpoints, and `export.safetensors` (EMA weights, fp16) in runs/<name>.
-    Raises NotFinite at the first loss that is not a number, NotSaved where the disk is full and NoData where a
-    batch cannot be read, each in one sentence that says where the run goes on; ValueError for a run that was begun
-    with other settings.
+    Raises NotFinite at the first loss that is not a number, NotSaved where the disk is full, NoData where a batch
+    cannot be read and Interrupted after Ctrl-C or SIGTERM, each in one sentence that says where the run goes on;
+    ValueError for a run that was begun with other settings, and for a batch that cannot be split.
     """
+    if until is not None and until < 1:
+        raise ValueError(f"until is {until}; give the step to stop at, from 1 to {config.steps}")
     accelerator = Accelerator(
         mixed_precision=config.precision, cpu=not torch.cuda.is_available(),
         gradient_accumulation_steps=config.accumulate,
     )
     run = runs / config.name
-    if accelerator.is_main_process:
-        open_run(run, config)
-    accelerator.wait_for_everyone()
     rank, world, device = accelerator.process_index, accelerator.num_processes, accelerator.device
-    last = checkpoints.newest(run)
+    refuse_uneven(config, world)
+    last = agreed_start(accelerator, run, config)
     start = checkpoints.step_of(last) if last else 0
-    stop = min(config.steps, until or config.steps)
+    stop, interrupted = min(config.steps, until or config.steps), 0
     if start < stop and (check := getattr(task, "check", None)):
         check(send_to_device(task.batch(start, rank, world), device))
 
@@ -90,14 +89,14 @@ def train(task: Task, config: RunConfig, runs: Path, until: int | None = None) -
     model, *optimizers = accelerator.prepare(task.model, *optimizers)
     accelerator.register_for_checkpointing(ema)
     if last:
-        accelerator.load_state(str(last))
+        load(accelerator, last)
 
     log = Log(run / "log.csv", start, config.tensorboard) if accelerator.is_main_process else None
     bar = tqdm(total=stop, initial=start, desc=config.name, disable=log is None, mininterval=5)
     watched: dict[str, float] = {}
     began, step = time.monotonic(), start
     ahead = Ahead(lambda s: task.batch(s, rank, world), stop, getattr(task, "reads_disk", False))
-    with _asked_to_stop() as asked, ahead:
+    with asked_to_stop() as asked, ahead:
         while step < stop:
             outs = []
             for part in parts(read(ahead, step, run), config.accumulate):
@@ -119,10 +118,7 @@ def train(task: Task, config: RunConfig, runs: Path, until: int | None = None) -
             finite = {"loss": numbers["loss"], "gradient": 0.0 if config.precision == "fp16" else float(norm)}
             for what, value in finite.items():
                 if not math.isfinite(value):
-                    raise NotFinite(
-                        f"the {what} is {value} at step {step}; lower the learning rate and run again, it continues "
-                        f"from step {last_step(run)}"
-                    )
+                    raise NotFinite(f"the {what} is {value} at step {step}; {ways_on(run, config)}")
             if log:
                 seconds = time.monotonic() - began
                 share = ahead.waited / max(seconds, 1e-9)
@@ -140,25 +136,44 @@ def train(task: Task, config: RunConfig, runs: Path, until: int | None = None) -
         log.close()
     accelerator.wait_for_everyone()
     accelerator.end_training()
+    if interrupted and step < stop:
+        name = signal.Signals(interrupted).name
+        raise Interrupted(f"{config.name} was stopped by {name} and kept at step {step} of {stop}; the same command "
+                          "goes on from there", interrupted)
     return run
 
 
-def open_run(run: Path, config: RunConfig) -> None:
-    """Make the run's folder and note its settings. Raises ValueError where it was begun with other ones."""
-    run.mkdir(parents=True, exist_ok=True)
-    checkpoints.clear(run)
-    note = run / "config.json"
-    if note.exists() and any(run.glob("checkpoint-*")):
-        old, new = json.loads(note.read_text()), dataclasses.asdict(config)
-        for name in ("task", "batch", "seed", "optimizer"):
-            if old.get(name) != new[name]:
-                raise ValueError(
-                    f"{run} was begun with {name} {old.get(name)}, now it is {new[name]}; "
-                    "give the same value to go on, or another name for a new run"
-                )
-    aside = note.with_name(".config.json")
-    aside.write_text(json.dumps(dataclasses.asdict(config), indent=1) + "\n")
-    aside.replace(note)
+def refuse_uneven(config: RunConfig, world: int) -> None:
+    """Raises ValueError for a batch that the processes and their parts cannot share."""
+    if config.batch % (world * config.accumulate):
+        raise ValueError(
+            f"a batch of {config.batch} cannot be split over {world} processes in {config.accumulate} parts each; make "
+            f"it a multiple of {world * config.accumulate}"
+        )
+
+
+def ways_on(run: Path, config: RunConfig) -> str:
+    """What to do when the numbers have run away: the same run would run away again."""
+    rates = f"adamw_lr {config.adamw_lr:g}"
+    if config.optimizer == "muon":
+        rates = f"muon_lr {config.muon_lr:g} and {rates}"
+    step, onward = last_step(run), ""
+    if step:
+        onward = (f" under another --name with {run / 'export.safetensors'} as init (unchanged, this one continues "
+                  f"from step {step})")
+    return f"lower the learning rate, in a copy of the config with less than {rates}, and begin{onward or ' again'}"
+
+
+def load(accelerator: Accelerator, checkpoint: Path) -> None:
+    """Raises ValueError for a checkpoint of other parameters than these."""
+    try:
+        accelerator.load_state(str(checkpoint))
+    except (RuntimeError, KeyError) as error:
+        said = str(error).strip().splitlines()[-1].strip()
+        raise ValueError(
+            f"{checkpoint} does not fit what is trained here ({said}); train it with what it was begun with, or give "
+            "another --name for a new run"
+        ) from error
 
 
 def read(ahead: Ahead, step: int, run: Path) -> dict[str, Tensor]:
@@ -178,7 +193,7 @@ def parts(batch: dict[str, Tensor], count: int) -> Iterator[dict[str, Tensor]]:
     """A batch in `count` equal parts, row after row; what is no tensor goes into each of them."""
     rows = next(len(value) for value in batch.values() if isinstance(value, Tensor))
     for part in range(count) if count > 1 else ():
-        mine = my_rows(rows, part, count)
+        mine = my_rows(rows, part, count, "parts (accumulate)")
         yield {k: v[mine] if isinstance(v, Tensor) else v for k, v in batch.items()}
     if count == 1:
         yield batch
@@ -196,12 +211,13 @@ def full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _agree(accelerator: Accelerator, outs: list[dict[str, Tensor]], asked: bool) -> tuple[dict[str, float], bool]:
-    """(numbers averaged over parts and processes, whether any of them was asked to stop), in one exchange."""
+def _agree(accelerator: Accelerator, outs: list[dict[str, Tensor]], asked: int) -> tuple[dict[str, float], int]:
+    """(numbers averaged over parts and processes, the signal that any of them was asked to stop by, or 0)."""
     numbers = [torch.stack([out[name].detach().float() for out in outs]).mean() for name in outs[0]]
-    asks = torch.tensor(float(asked), device=accelerator.device)
-    *means, stops = accelerator.reduce(torch.stack([*numbers, asks]), "mean").tolist()
-    return dict(zip(outs[0], means, strict=True)), stops > 0
+    asks = [torch.tensor(float(asked == number), device=accelerator.device) for number in SIGNALS]
+    *means, one, other = accelerator.reduce(torch.stack([*numbers, *asks]), "mean").tolist()
+    found = [number for number, share in zip(SIGNALS, (one, other), strict=True) if share]
+    return dict(zip(outs[0], means, strict=True)), max(found, default=0)
 
 
 def ema_with_warmup(decay: float):
@@ -216,10 +232,10 @@ def ema_with_warmup(decay: float):
     return update
 
 
-def my_rows(batch: int, rank: int, world: int) -> slice:
+def my_rows(batch: int, rank: int, world: int, sharing: str = "processes") -> slice:
     """Which rows of the global batch this process computes."""
     if batch % world:
-        raise ValueError(f"a batch of {batch} cannot be split over {world} processes; make it a multiple of {world}")
+        raise ValueError(f"a batch of {batch} cannot be split over {world} {sharing}; make it a multiple of {world}")
     return slice(rank * batch // world, (rank + 1) * batch // world)
 
 
@@ -256,15 +272,3 @@ def _all_well(accelerator: Accelerator, failure: Exception | None, run: Path, st
         f"the checkpoint of step {step} cannot be written to {run} ({reason}; {free:.2f} GB are free); make room and "
         f"run again, it continues from step {last_step(run)}"
     ) from failure
-
-
-@contextmanager
-def _asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """A function that says whether Ctrl-C or SIGTERM came; the loop ends at the next step with a checkpoint."""
-    came = []
-    before = {s: signal.signal(s, lambda *_: came.append(1)) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(came)
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)

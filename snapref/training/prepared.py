@@ -95,6 +95,7 @@ class PreparedPairs:
         self.model: str = first["model"]  # name of the model that the set was prepared for
         self.fingerprint: str = first["fingerprint"]  # sha256 over the text part and the codec
         self.captions: dict[str, str] = first["captions"]  # mode → what the reference branch hears
+        self.splits: set[str] = {one.index["split"] for one in self.sets}  # "train" or "heldout"
         self._starts = np.cumsum([0, *map(len, self.sets)])
 
     def __len__(self) -> int:
@@ -109,6 +110,12 @@ class PreparedPairs:
                 found.setdefault(kind, []).extend((numbers + start).tolist())
         return found
 
+    @cached_property
+    def by_set(self) -> list[list[np.ndarray]]:
+        """Of each set its buckets: arrays of pair numbers."""
+        starts = zip(self._starts, self.sets, strict=False)
+        return [[numbers + start for numbers in one.buckets.values()] for start, one in starts]
+
     def batch(self, pairs: Sequence[int]) -> dict[str, Tensor]:
         """Pairs of one bucket: latent (b, 16, 1, h, w), reference (b, 16, 1, rh, rw), context and
         reference_context (b, k, c) with zero rows up to the model's number, all fp32, and reads (b,) bool.
@@ -121,22 +128,6 @@ class PreparedPairs:
                 raise ValueError(f"pairs of {name}s {sorted(shapes)} are no batch; take them from one bucket")
         return {name: torch.stack([self._padded(row[name]) if "context" in name else row[name] for row in rows])
                 for name in rows[0]}
-
-    def order(self, epoch: int, batch: int, seed: int) -> list[list[int]]:
-        """The batches of an epoch, each of one bucket; the last of a bucket may be short. Follows from the arguments.
-
-        Of a mix, each set gives its share of the pairs: an epoch ends where the set that is scarcest for its weight
-        has been seen once, and the others go on with new pairs in the next.
-        """
-        numbers = [start + part for start, part in zip(self._starts, self._shares(epoch, seed), strict=False)]
-        rng = np.random.default_rng((seed, epoch, 59))
-        drawn, kinds = np.concatenate(numbers), self._kinds
-        drawn = drawn[rng.permutation(len(drawn))]
-        batches = []
-        for kind in range(len(self.buckets)):
-            own = drawn[kinds[drawn] == kind]
-            batches += [own[i : i + batch].tolist() for i in range(0, len(own), batch)]
-        return [batches[i] for i in rng.permutation(len(batches))]
 
     def empty(self) -> Tensor:
         """The context of the empty prompt, (1, k, c), which guidance needs."""
@@ -157,25 +148,6 @@ class PreparedPairs:
         for one in self.sets:
             one.latents.verify()
             one.contexts.verify()
-
-    @cached_property
-    def _kinds(self) -> np.ndarray:
-        kinds = np.empty(len(self), int)
-        for i, numbers in enumerate(self.buckets.values()):
-            kinds[numbers] = i
-        return kinds
-
-    def _shares(self, epoch: int, seed: int) -> list[np.ndarray]:
-        """Of each set, which of its pairs an epoch takes: the next ones in an endless row of permutations."""
-        whole = min(len(one) / weight for one, weight in zip(self.sets, self.weights, strict=True))
-        taken = []
-        for i, (one, weight) in enumerate(zip(self.sets, self.weights, strict=True)):
-            count = min(len(one), max(1, round(whole * weight)))
-            begin, end = epoch * count, (epoch + 1) * count
-            rounds = range(begin // len(one), (end - 1) // len(one) + 1)
-            row = np.concatenate([np.random.default_rng((seed, i, r, 61)).permutation(len(one)) for r in rounds])
-            taken.append(row[begin - rounds[0] * len(one) :][:count])
-        return taken
 
     def _which(self, number: int) -> int:
         if not 0 <= number < len(self):

@@ -13,6 +13,7 @@ from torch import Tensor
 from snapref.training.config import RunConfig
 from snapref.training.frozen import FrozenParts
 from snapref.training.loop import my_rows
+from snapref.training.order import Order
 from snapref.training.pairs import draw_pair
 
 EMPTY_SHARE = 0.1  # of prompts replaced by the empty one
@@ -27,33 +28,16 @@ class PreparedSource:
     reads_disk = True
 
     def __init__(self, pairs, batch: int, seed: int):
-        self.pairs, self.size, self.seed = pairs, batch, seed
-        self._epochs: list[tuple[int, int]] = []  # (first step, batches) of the epochs so far
-        self._order: tuple[int, list] | None = None
+        if max(map(len, pairs.buckets.values())) < batch:
+            raise ValueError(
+                f"{len(pairs)} prepared pairs in {len(pairs.buckets)} buckets hold no batch of {batch} of one size; "
+                "take a smaller batch, or prepare more pairs"
+            )
+        self.pairs, self.order = pairs, Order(pairs.by_set, pairs.weights, batch, seed)
 
     def batch(self, step: int, rank: int, world: int) -> dict[str, Tensor]:
-        epoch, within = self.position(step)
-        numbers = self.order(epoch)[within]
+        numbers = self.order.batch(step)
         return self.pairs.batch(numbers[my_rows(len(numbers), rank, world)])
-
-    def position(self, step: int) -> tuple[int, int]:
-        """(epoch, which of its batches) of a step."""
-        while not self._epochs or step >= sum(self._epochs[-1]):
-            first = sum(self._epochs[-1]) if self._epochs else 0
-            self._epochs.append((first, len(self.order(len(self._epochs)))))
-        epoch = next(i for i, (first, count) in enumerate(self._epochs) if first <= step < first + count)
-        return epoch, step - self._epochs[epoch][0]
-
-    def order(self, epoch: int) -> list:
-        if self._order is None or self._order[0] != epoch:
-            whole = [numbers for numbers in self.pairs.order(epoch, self.size, self.seed) if len(numbers) == self.size]
-            if not whole:
-                raise ValueError(
-                    f"{len(self.pairs)} prepared pairs in {len(self.pairs.buckets)} buckets hold no batch of "
-                    f"{self.size} of one size; take a smaller batch, or prepare more pairs"
-                )
-            self._order = epoch, whole
-        return self._order[1]
 
 
 class RendererSource:
@@ -73,7 +57,7 @@ class RendererSource:
         self._made: tuple[int, list] | None = None
 
     def batch(self, step: int, rank: int, world: int) -> dict[str, Tensor]:
-        columns, passes = self.config.options["columns"], self.config.options["passes"]
+        columns, passes = (self.config.options.get(name, usual) for name, usual in (("columns", 32), ("passes", 2)))
         chunk, within = divmod(step, columns * passes)
         if self._made is None or self._made[0] != chunk:
             self._made = (chunk, [self._make(chunk * columns + i, rank, world) for i in range(columns)])

@@ -11,6 +11,7 @@ from snapref.training.config import RunConfig
 from snapref.training.draws import specimen
 from snapref.training.frozen import FrozenParts
 from snapref.training.loop import my_rows
+from snapref.training.options import check_options
 from snapref.training.tagger import Tagger, labels_of, tagging_loss
 
 
@@ -28,6 +29,7 @@ class TaggerTask:
     """The codec's blur is in half the pictures, or the tagger would mark it as a wrong attribute."""
 
     def __init__(self, config: RunConfig):
+        check_options(config)
         torch.manual_seed(config.seed)
         self.config = config
         self.codec = FrozenParts(config.options["weights"]).codec

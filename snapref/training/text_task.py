@@ -13,6 +13,7 @@ from snapref.training.captions import Captions
 from snapref.training.config import RunConfig
 from snapref.training.draws import caption_of
 from snapref.training.loop import my_rows
+from snapref.training.options import check_options
 
 
 class TextStep(nn.Module):
@@ -32,6 +33,7 @@ class TextStep(nn.Module):
 
 class TextTask:
     def __init__(self, config: RunConfig):
+        check_options(config)
         torch.manual_seed(config.seed)
         self.config = config
         self.captions = Captions(Path(config.options["weights"]))

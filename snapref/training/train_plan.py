@@ -4,6 +4,7 @@ Weights and states are counted; activations and arithmetic come from the step it
 (`footprint`) on a few blocks and carried on to all of them, for every further block adds the same.
 """
 
+import math
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -11,9 +12,10 @@ import torch
 from snapref.anima.model import AnimaDiT
 from snapref.config import AdapterConfig, ModelConfig
 from snapref.reference.branches import Adapter
-from snapref.training.adapter_task import DTYPES, MODELS, adapter_config, freeze_unread
+from snapref.training.adapter_task import adapter_config, freeze_unread
 from snapref.training.config import RunConfig
 from snapref.training.footprint import Footprint, step_footprint
+from snapref.training.options import DTYPES, MODELS, check_options
 
 # GB of memory → what a card of that size is, and its published dense matrix rate in half precision, TFLOP/s.
 CARDS = {16: ("T4", 65), 24: ("RTX 4090", 165), 40: ("A100", 312), 48: ("L40S", 362), 80: ("H100", 989),
@@ -70,11 +72,15 @@ def plan_training(
     """The plan of an adapter config on `cards` cards of `card` GB.
 
     tflops: what a card reaches, instead of the assumption; size, ref_size: (height, width) in pixels of target and
-    reference (None: the model's own size). Raises ValueError for what is no adapter, and for a batch that cannot be
-    split over the cards.
+    reference (None: the model's own size). Raises ValueError for what is no adapter, for cards that cannot be, and for
+    a batch that cannot be split over them.
     """
     if config.task != "adapter":
         raise ValueError(f"{config.name} trains {config.task}; a plan is made for adapters, such as v1a")
+    check_options(config)
+    for name, value, unit in (("card", card, " GB of memory"), ("tflops", tflops, ""), ("cards", cards, "")):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name} is {value:g}; it must be above 0{unit}")
     options, model = config.options, MODELS[config.options.get("model", "nano")]
     adapter, dtype = adapter_config(options), DTYPES[options.get("dtype", "float32")]
     at_once, left = divmod(config.batch, cards * config.accumulate)
