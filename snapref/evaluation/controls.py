@@ -22,7 +22,7 @@ from snapref.sampling.pipeline import Pipeline
 from snapref.training.pairs import STYLES
 from snapref.world import prompt, render
 
-TIMED = 3  # batches of a row that are timed
+TIMED, ROUNDS = 8, 3  # pictures of a batch that is timed, and how often
 
 Pictures = Callable[[Case], list[np.ndarray]]
 
@@ -93,33 +93,46 @@ def asked(case: Case, control: Control, rng: np.random.Generator) -> tuple[str, 
 
 def draw_control(
     pipe: Pipeline, cases: list[Case], control: Control, seed: int = 0, steps: int | None = None, batch: int = 16
-) -> tuple[np.ndarray, list[Case], float | None]:
-    """(samples uint8 (n, h, w, 3), cases to score them against, time of a batch over a plain one's).
-
-    Reading the references is in the time. A plain batch runs after each one, so that both meet the same machine, and
-    of both kinds the quickest counts, which others on the machine disturb least. None where nothing is read.
-    """
+) -> tuple[np.ndarray, list[Case]]:
+    """(samples uint8 (n, h, w, 3), cases to score them against)."""
     noise = starting_noise(pipe, len(cases), seed)
     asks = [asked(case, control, np.random.default_rng((seed, i, 9))) for i, case in enumerate(cases)]
-    pictures, spent, plain = [], [], []
+    pictures = []
     for start in range(0, len(cases), batch):
         part = slice(start, start + batch)
-        prompts = [words for words, _ in asks[part]]
-        common = {"noise": noise[part], "size": SIZE, "steps": steps, "quiet": True}
         references = [control.pictures(case) for case in cases[part]] if control.pictures else None
-        begun = time.perf_counter()
         if references and control.weights:
             references = [pipe.encode(some, weights=control.weights) for some in references]
-        images = pipe(prompts, references=references, **common, **control.settings).images
-        middle = time.perf_counter()
-        pictures += [np.asarray(image) for image in images]
-        full = len(prompts) == min(batch, len(cases))  # a shorter last one is quicker
-        if references and full and len(plain) < TIMED:
-            pipe(prompts, **common)
-            spent.append(middle - begun)
-            plain.append(time.perf_counter() - middle)
+        drawn = pipe([words for words, _ in asks[part]], references=references, noise=noise[part], size=SIZE,
+                     steps=steps, quiet=True, **control.settings)  # fmt: skip
+        pictures += [np.asarray(image) for image in drawn.images]
         pipe.free()  # the next row reads its pictures itself
-    return np.stack(pictures), [case for _, case in asks], min(spent) / min(plain) if plain else None
+    return np.stack(pictures), [case for _, case in asks]
+
+
+def control_times(
+    pipes: dict[str, Pipeline], cases: list[Case], controls, steps: int | None = None, rounds: int = ROUNDS,
+    quiet: bool = False,
+) -> dict[tuple[str, str], float | None]:
+    """{(group, name): CPU time of a batch over a plain one's}, reading its references included; None for plain rows.
+
+    pipes: by `Control.eight_bits`. Rows take turns, plain batches among them, and of each the quickest round counts.
+    CPU time, for a clock also counts what else the machine does.
+    """
+    cases, spent, plain = cases[:TIMED], {}, []
+
+    def seconds(control: Control) -> float:
+        begun = time.process_time()
+        draw_control(pipes[control.eight_bits], cases, control, steps=steps)
+        return time.process_time() - begun
+
+    for _ in tqdm(range(rounds), desc="times", unit="round", disable=quiet):
+        for number, control in enumerate(control for control in controls if control.pictures):
+            if number % 4 == 0:
+                plain.append(seconds(Control("plain", "")))
+            spent.setdefault((control.group, control.name), []).append(seconds(control))
+    return {(one.group, one.name): rounded(min(spent[one.group, one.name]) / min(plain)) if one.pictures else None
+            for one in controls}  # fmt: skip
 
 
 def saturation(pictures: np.ndarray) -> np.ndarray:
@@ -134,7 +147,7 @@ def control_report(
     """One JSON object: {"n", "rows": [{group, name, identity, change, style, scene, saturation, clipped, time}]}.
 
     identity: share of the seen identity attributes, art style apart; change: of it, against the default row, case by
-    case; saturation: chroma over the true picture's; time: over the plain run's, as `draw_control` gives it.
+    case; saturation: chroma over the true picture's; time: over the plain run's, as `control_times` gives it.
     """
     true = saturation(np.stack([case.picture for case in cases]))
     artist = ATTRIBUTES.index("artist")
@@ -143,7 +156,7 @@ def control_report(
     for control in tqdm(controls, desc="controls", unit="row", disable=quiet):
         if control.eight_bits not in pipes:
             pipes[control.eight_bits] = in_eight_bits(pipe, base=control.eight_bits.endswith("base"))
-        pictures, scored, ratio = draw_control(pipes[control.eight_bits], cases, control, seed, steps)
+        pictures, scored = draw_control(pipes[control.eight_bits], cases, control, seed, steps)
         found = marks(tagger, pictures, scored)
         looks = np.delete(found, artist, axis=1)
         identity = np.nanmean(looks[:, : len(APPEARANCE) - 1], axis=1)
@@ -157,6 +170,7 @@ def control_report(
             "scene": estimate(part_means(found)["scene"]),
             "saturation": estimate(saturation(pictures) / true),
             "clipped": estimate(clipped(pictures)),
-            "time": None if ratio is None else rounded(ratio),
         })
+    times = control_times(pipes, cases, controls, steps, quiet=quiet)
+    rows = [row | {"time": times[row["group"], row["name"]]} for row in rows]
     return {"rows": rows, "n": len(cases), "seed": seed}
