@@ -59,6 +59,8 @@ PICTURE_KINDS = Rule(
     lambda v: isinstance(v, dict) and v and all(k in FRAMES and fits(n, int) and n > 0 for k, n in v.items()),
     lambda: f"an object of numbers above 0 for some of {', '.join(FRAMES)}", True,
 )
+
+
 def fit_together(changes) -> bool:
     """Whether fields of an adapter config can be replaced by these."""
     if not isinstance(changes, dict) or not set(changes) <= set(AdapterConfig.__dataclass_fields__):
