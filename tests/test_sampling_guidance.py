@@ -119,16 +119,12 @@ def test_combine_is_the_pure_functions():
 @pytest.mark.parametrize("changes", [{"ref_in_uncond": True}, {"ref_guidance": 2.0}])
 def test_fidelity_that_means_nothing_is_said(changes):
     with pytest.warns(UserWarning, match="fidelity 0.5 is ignored"):
-        warn_of_ignored(settings(fidelity=0.5, **changes), NANO)
+        warn_of_ignored(settings(fidelity=0.5, **changes))
 
 
-@pytest.mark.parametrize("changes", [{"fidelity": 0.5}, {"apg_eta": 0.5}, {"cfg_rescale": 0.7, "apg_momentum": -0.5}])
-def test_what_needs_two_branches_is_said_where_there_is_one(changes):
-    told = " and ".join(f"{name} {value}" for name, value in changes.items())
-    with pytest.warns(UserWarning) as said:
-        warn_of_ignored(settings(guidance=1.0, **changes), NANO)
-    assert all(part in str(said[0].message) for part in told.split(" and ")) and "guidance is 1" in str(said[0].message)
+def test_fidelity_without_a_negative_branch_is_said():
+    with pytest.warns(UserWarning, match="fidelity 0.5 is ignored: guidance is 1, so no negative branch reads"):
+        warn_of_ignored(settings(guidance=1.0, fidelity=0.5))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_ignored(settings(guidance=1.0), NANO)
-        warn_of_ignored(settings(guidance=1.0, ref_guidance=2.0, apg_eta=0.5), NANO)
+        warn_of_ignored(settings(guidance=1.0, apg_eta=0.5, cfg_rescale=0.5))  # there they change nothing, as they say

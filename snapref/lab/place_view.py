@@ -1,5 +1,6 @@
 """Where a picture sits, in pictures: closeness of places, seats on the map, and a slider over them."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -132,7 +133,9 @@ def stops(
     height, width = (side // pipe.codec.factor for side in pipe.config.default_size)
     shape = (1, pipe.config.dit.latent_channels, 1, height, width)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).repeat(len(rows), 1, 1, 1, 1)
-    images = pipe([prompt] * len(rows), references=caches, noise=noise, quiet=True, **settings).images
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the reference sits at place")  # which is what is shown here
+        images = pipe([prompt] * len(rows), references=caches, noise=noise, quiet=True, **settings).images
     found = []
     for row, image in zip(rows, images, strict=True):
         place = (0.0, float(row), 0.0)

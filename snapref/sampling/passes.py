@@ -6,12 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from snapref.config import ModelConfig
 from snapref.sampling import guidance
 from snapref.sampling.guidance import Buffers, Projection
-from snapref.sampling.settings import PLAIN, Settings
-
-OF_GUIDANCE = ("apg_eta", "apg_momentum", "apg_threshold", "cfg_rescale")  # without two branches they mean nothing
+from snapref.sampling.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ def warn_of_empty_window(settings: Settings, steps: int) -> bool:
     return empty
 
 
-def warn_of_ignored(settings: Settings, model: ModelConfig) -> None:
+def warn_of_ignored(settings: Settings) -> None:
     """Warns where one setting makes another one mean nothing. settings: resolved."""
     if settings.fidelity < 1 and (settings.ref_in_uncond or settings.ref_guidance is not None):
         other = "ref_in_uncond" if settings.ref_in_uncond else "ref_guidance"
@@ -66,13 +63,10 @@ def warn_of_ignored(settings: Settings, model: ModelConfig) -> None:
             f"fidelity {settings.fidelity} is ignored: {other} already says what the negative branch reads",
             stacklevel=3,
         )
-    if plan(settings, True) == (Pass(True, 1.0),):
-        usual = {name: getattr(model, f"default_{name}", PLAIN.get(name)) for name in OF_GUIDANCE} | {"fidelity": 1.0}
-        changed = [f"{name} {getattr(settings, name):g}" for name in usual if getattr(settings, name) != usual[name]]
-        if changed:
-            warnings.warn(
-                f"{' and '.join(changed)} ignored: guidance is 1, so there is no negative branch", stacklevel=3
-            )
+    elif settings.fidelity < 1 and plan(settings, True) == (Pass(True, 1.0),):
+        warnings.warn(
+            f"fidelity {settings.fidelity} is ignored: guidance is 1, so no negative branch reads", stacklevel=3
+        )
     stitching = ("stitch_direction", "stitch_match", "stitch_spacing", "stitch_colour")
     changed = [name for name in stitching if getattr(settings, name) != getattr(Settings, name)]
     if changed and settings.layout == "separate":

@@ -93,7 +93,7 @@ class Pipeline:
             settings = settings.replace(size=self.size_of(image))
         settings = settings.resolved(self.config)
         prompts, negatives = paired(prompt, negative)
-        warn_of_ignored(settings, self.config)
+        warn_of_ignored(settings)
         own = None if levels is None else own_levels(levels)
         if own is not None:
             settings = settings.replace(steps=len(own) - 1)

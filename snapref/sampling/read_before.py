@@ -4,6 +4,7 @@ A cache keeps, beside its fingerprint, the settings that it was read with. A pic
 that the picture and its settings alone draw the same again.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -32,11 +33,12 @@ def check_cache(pipe, cache: ReferenceCache, settings: Settings) -> None:
     if dtype != own:
         raise CacheError(f"the reference is in {dtype}, the model in {own}; encode again, or give cache.to(dtype=…)")
     place = pipe.adapter.config.place
-    for picture in cache.fingerprint.pictures:
-        if picture.place != place:
-            raise CacheError(
-                f"the reference was encoded at place {picture.place}, the adapter reads at {place}; encode it again"
-            )
+    if other := [picture.place for picture in cache.fingerprint.pictures if picture.place != place]:
+        # Not refused: a reference may have been turned there on purpose.
+        warnings.warn(
+            f"the reference sits at place {other[0]}, the adapter was trained to read at {place}; encode it again if "
+            "that is not meant", stacklevel=2,
+        )
     check_settings(pipe, cache, settings)
 
 
