@@ -15,6 +15,7 @@ from snapref.evaluation.commands import app as evaluate
 from snapref.evaluation.commands import bench, compare_checkpoints
 from snapref.files.commands import convert, download, inspect
 from snapref.sampling.commands import plan
+from snapref.sampling.typed import fields, height_width, modes, numbers
 from snapref.training.commands import app as train
 from snapref.training.commands import datagen, merge, prepare
 from snapref.training.stopping import Interrupted
@@ -168,7 +169,7 @@ def generate(
     from snapref.sampling.settings import Settings
 
     given = {
-        "seed": seed, "steps": steps, "size": height_width(size), "sampler": sampler, "schedule": schedule,
+        "seed": seed, "steps": steps, "size": size and height_width(size), "sampler": sampler, "schedule": schedule,
         "denoise": denoise, "s_noise": s_noise, "noise_device": noise_device, "guidance": guidance,
         "apg_eta": apg_eta, "apg_momentum": apg_momentum, "apg_threshold": apg_threshold,
         "cfg_rescale": cfg_rescale, "strength": strength, "mode": mode, "ref_caption": ref_caption,
@@ -265,49 +266,6 @@ def demo(
     }
     sentence = f"{written}: {name} in {len(drawn.prompts)} scenes, then without it, {drawn.seconds:.1f} s"
     typer.echo(json.dumps(report) if as_json else sentence)
-
-
-def height_width(size: str | None) -> tuple[int, int] | None:
-    """Returns (height, width) of "WIDTHxHEIGHT"; None of None."""
-    if size is None:
-        return None
-    width, _, height = size.lower().partition("x")
-    if not (width.isdigit() and height.isdigit()):
-        raise ValueError(f"size is {size!r}; give WIDTHxHEIGHT in pixels, such as 96x128")
-    return int(height), int(width)
-
-
-def fields(texts: list[str]) -> dict:
-    """Returns {field: value} of "strength=0.5"; Settings says which fields there are, and what they may hold."""
-    found = {}
-    for text in texts:
-        name, is_given, value = text.partition("=")
-        if not is_given:
-            raise ValueError(f"set is {text!r}; give FIELD=VALUE, such as strength=0.5")
-        try:
-            found[name] = height_width(value) if name == "size" else json.loads(value)
-        except json.JSONDecodeError:  # a word, as stitch
-            found[name] = value
-    return found
-
-
-def modes(texts: list[str]) -> dict[str, str]:
-    """Returns {mode: caption} of "cs=character and style reference"."""
-    pairs = {mode.strip(): text.strip() for mode, _, text in (each.partition("=") for each in texts)}
-    if wrong := [mode for mode, text in pairs.items() if not mode or not text]:
-        raise ValueError(f"caption {wrong[0]!r} has no text; give MODE=TEXT, such as cs=character and style reference")
-    return pairs
-
-
-def numbers(text: str, count: int, name: str) -> tuple[float, ...]:
-    """Returns the numbers of "0,512,0"."""
-    try:
-        values = tuple(map(float, text.split(",")))
-    except ValueError:
-        values = ()
-    if len(values) != count:
-        raise ValueError(f"{name} is {text!r}; give {count} numbers with commas between")
-    return values
 
 
 if __name__ == "__main__":

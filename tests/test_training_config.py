@@ -44,6 +44,8 @@ def changed(folder, name="nano-v1a", options=None, **fields):
 @pytest.mark.parametrize("fields, sentence", [
     ({"steps": "many"}, "steps is 'many'; it must be a whole number"),
     ({"steps": 10.5}, "steps is 10.5; it must be a whole number"),
+    ({"steps": 10**400}, "00; it must be a whole number"),
+    ({"clip": float("nan")}, "clip is nan; it must be a number"),
     ({"muon_lr": -1}, "muon_lr is -1; it must be at least 0"),
     ({"adamw_lr": "fast"}, "adamw_lr is 'fast'; it must be a number"),
     ({"ema": 1.5}, "ema is 1.5; it must be below 1"),

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from snapref.sampling.typed import height_width
+
 app = typer.Typer(help="Score nano on characters it never saw.", no_args_is_help=True)
 bench = typer.Typer(help="Time one thing against another, as a ratio within one run.", no_args_is_help=True)
 
@@ -207,17 +209,9 @@ def attention(
     from snapref.evaluation.bench_attention import bench_attention, bench_text
     from snapref.evaluation.reading_rows import job_of, rows_named
 
-    sides = [sides_of(name, text) for name, text in (("size", size), ("ref-size", ref_size))]
+    sides = [height_width(text, name, 16) for name, text in (("size", size), ("ref-size", ref_size))]
     job = job_of(width, heads, blocks, *sides, steps=steps, rounds=rounds, minutes=minutes, bf16=bf16)
     tell(bench_attention(job, rows_named(row or ()), quiet=as_json), bench_text, as_json, out)
-
-
-def sides_of(name: str, text: str) -> tuple[int, int]:
-    """(height, width) of WIDTHxHEIGHT."""
-    width, _, height = text.lower().partition("x")
-    if not all(side.isdigit() and int(side) and int(side) % 16 == 0 for side in (width, height)):
-        raise ValueError(f"{name} is {text!r}; give WIDTHxHEIGHT in pixels, multiples of 16, such as 832x1216")
-    return int(height), int(width)
 
 
 @bench.command("train")
@@ -232,7 +226,7 @@ def train(
     """The training loop against the time of its matrix products alone, its memory against the plan's."""
     from snapref.evaluation.bench_train import Job, bench_train
 
-    sides = sides_of("size", size)
+    sides = height_width(size, step=16)
     if steps < 3:
         raise ValueError(f"steps is {steps}; give at least 3, for the first and the last are not counted")
     found = bench_train(Job(blocks=blocks, size=sides, ref_size=sides, steps=steps), (2, 4) if memory else ())

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from snapref.sampling.typed import height_width
 from snapref.training import commands as training
 
 Model = Annotated[str, typer.Option(help="anima or nano.")]
@@ -72,8 +73,9 @@ def plan(
     if blocks is not None:
         config = dataclasses.replace(config, dit=dataclasses.replace(config.dit, blocks=blocks))
     computed = {"fp16": torch.float16, "fp32": torch.float32}.get(dtype, torch.bfloat16)
+    drawn = height_width(size, step=config.size_step) if size else config.default_size
     ask = Ask(
-        config, computed, checked_size(size, config), batch, references=references,
+        config, computed, drawn, batch, references=references,
         ref_megapixels=config.default_ref_megapixels if ref_megapixels is None else ref_megapixels,
         fp8=dtype == "fp8", offload=offload, adapter=references > 0,
     )  # fmt: skip
@@ -97,14 +99,3 @@ def refuse_idle(ctx: typer.Context, user: str, idle: bool, names: Iterable[str])
     stated = [n for n in names if ctx.get_parameter_source(n).name == "COMMANDLINE"]
     if idle and stated:
         raise ValueError(f"{', '.join('--' + n.replace('_', '-') for n in stated)} is for {user}; leave it out")
-
-
-def checked_size(size: str | None, config) -> tuple[int, int]:
-    """Returns (height, width). Raises ValueError."""
-    if size is None:
-        return config.default_size
-    width, _, height = size.lower().partition("x")
-    step = config.size_step
-    if not (width.isdigit() and height.isdigit()) or int(width) % step or int(height) % step or "0" in (width, height):
-        raise ValueError(f"size is {size!r}; give WIDTHxHEIGHT in pixels, both multiples of {step}")
-    return int(height), int(width)

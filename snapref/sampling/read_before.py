@@ -50,10 +50,9 @@ def check_settings(pipe, cache: ReferenceCache, settings: Settings) -> None:
     if settings.cache_form != "whole":
         other = [p.form for p in pictures if read_form(p.form) != read_form(settings.cache_form)]
         refuse(other, settings.cache_form, "kept as")
-    default = pipe.config.default_ref_megapixels
-    for used in (p.settings.get("ref_megapixels") for p in pictures):
-        if settings.ref_megapixels not in (None, default) and used not in (None, settings.ref_megapixels):
-            refuse([used], settings.ref_megapixels, "read with ref_megapixels")
+    area = settings.ref_megapixels
+    if area not in (None, pipe.config.default_ref_megapixels):
+        refuse([p.settings.get("ref_megapixels", area) for p in pictures], area, "read with ref_megapixels")
 
 
 def refuse(found: Sequence, wanted, what: str) -> None:

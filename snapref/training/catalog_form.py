@@ -15,7 +15,7 @@ def a_text(value) -> bool:
 
 
 def a_share(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
 def texts(value) -> bool:

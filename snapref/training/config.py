@@ -2,15 +2,17 @@
 
 import dataclasses
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from snapref.sampling.fields import brief
 
 CONFIGS = Path(__file__).parent / "configs"
 OPTIMIZERS = ("muon", "adamw", "adamw8bit")
 PRECISIONS = ("no", "bf16", "fp16")
 LEAST = {"steps": 1, "batch": 1, "seed": 0, "muon_lr": 0, "muon_weight_decay": 0, "adamw_lr": 0, "warmup": 0,
          "decay": 0, "ema": 0, "clip": 0, "save_every": 1, "adamw_weight_decay": 0, "accumulate": 1, "keep": 1}
+LARGEST = 2**63  # of any number in a config; a NaN is below nothing
 KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "an object"}
 
 
@@ -41,7 +43,7 @@ class RunConfig:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if not fits(value, f.type):
-                raise ValueError(f"{f.name} is {value!r}; it must be {KINDS[f.type]}")
+                raise ValueError(f"{f.name} is {brief(value)}; it must be {KINDS[f.type]}")
             if f.name in LEAST and value < LEAST[f.name]:
                 raise ValueError(f"{f.name} is {value}; it must be at least {LEAST[f.name]}")
         if not self.name or not self.task:
@@ -64,7 +66,7 @@ class RunConfig:
 def fits(value, kind: type) -> bool:
     """Whether a value from a JSON file is of that kind; a whole number is a number too, a truth value is not."""
     if kind in (int, float):
-        return isinstance(value, (int, kind)) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, (int, kind)) and not isinstance(value, bool) and abs(value) < LARGEST
     return isinstance(value, kind)
 
 
