@@ -64,7 +64,7 @@ def read_source(source: Path) -> nbformat.NotebookNode:
     return notebook
 
 
-def execute(notebook: nbformat.NotebookNode, folder: Path = NOTEBOOKS, timeout: int = 180) -> None:
+def execute(notebook: nbformat.NotebookNode, folder: Path = NOTEBOOKS, timeout: int = 900) -> None:
     """Run every cell in a fresh kernel started in `folder`; outputs land in the notebook.
 
     timeout: seconds for one cell. Raises nbclient's CellExecutionError with the cell and its traceback.
