@@ -160,7 +160,7 @@ class AdapterTask:
         save_bundle(model.adapter, path, torch.float16)
 
     def watch(self, model: AdapterStep, run: Path, step: int) -> dict[str, float]:
-        """A bundle, a panel of held-out characters, and the held-out gap, of every checkpoint."""
+        """A bundle, a panel of held-out characters, and the held-out gap, of every checkpoint; its `gap_summary`."""
         options, dit, adapter = self.config.options, self.dit, model.adapter
         save_bundle(adapter, run / f"bundles/{step:08d}.safetensors", torch.float16)
         if (unseen := self._unseen_pairs()) is None:
@@ -173,7 +173,7 @@ class AdapterTask:
             panel = draw_panel(dit, adapter, codec, unseen, rows)
             (run / "previews").mkdir(exist_ok=True)
             panel.save(run / f"previews/{step:08d}.png")
-        return {"gap": found["gap"]}
+        return found
 
     def _unseen_pairs(self) -> Unseen | None:
         options = self.config.options

@@ -123,12 +123,13 @@ def train(task: Task, config: RunConfig, runs: Path, until: int | None = None) -
                 seconds = time.monotonic() - began
                 share = ahead.waited / max(seconds, 1e-9)
                 log.row(step, step * config.batch, seconds, float(norm), config.rate(step - 1), numbers, share)
-                bar.set_postfix(loss=f"{log.smooth:.4f}", **{k: f"{v:.4f}" for k, v in watched.items()}, refresh=False)
+                told = {"gap": f"{watched['gap']:.4f}"} if "gap" in watched else {}
+                bar.set_postfix(loss=f"{log.smooth:.4f}", **told, refresh=False)
                 bar.update()
             if step % config.save_every == 0 or step == stop or interrupted:
                 watched = _save(accelerator, task, ema.module, run, step, config.keep)
                 if log:
-                    log.scalars(step, watched)
+                    log.scalars(step, {f"heldout/{name}": number for name, number in watched.items()})
             if interrupted:
                 break
     bar.close()
