@@ -1,9 +1,17 @@
-"""What every test stands on: one thread, and property tests with the same examples on every run."""
+"""What every test stands on: the CPU, one thread, and property tests with the same examples on every run."""
 
+import os
 import sys
 
 import torch
 from hypothesis import settings
+
+# What is compared to the bit runs on the CPU, and a card is for tests/gpu, asked for by name.
+if "PYTEST_XDIST_WORKER" not in os.environ and not any("gpu" in word for word in sys.argv[1:]):
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# Servers of the tests are on this machine; a proxy is not asked about them.
+for variable in ("no_proxy", "NO_PROXY"):
+    os.environ[variable] = ",".join(filter(None, (os.environ.get(variable), "127.0.0.1", "localhost")))
 
 # Runs are compared bit for bit with processes of one thread, and a sum is rounded by how many threads share it.
 torch.set_num_threads(1)

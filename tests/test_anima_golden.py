@@ -79,14 +79,14 @@ def test_sinusoid_at_full_width():
 def test_half_precision(dtype, name):
     """As near to fp32 as ComfyUI's own half precision is, and nearer to ComfyUI than that.
 
-    A quarter more for the rounding of other machines: 0.0066 and 0.061 are ComfyUI's, ours 0.0071 and 0.058 on one.
+    By norms, 0.95 to 1.01 of ComfyUI's with every kind of vector instructions: which number is farthest off is chance.
     """
     io = golden("dit_io")
-    own = (io[f"b.out_comfy_{name}"] - io["b.out"]).abs().max()
+    own = (io[f"b.out_comfy_{name}"] - io["b.out"]).norm()
     found = tiny_model(dtype)(io["b.x"], io["b.t"], io["b.context"])
     assert found.dtype == torch.float32, "latents stay fp32 around the model"
-    assert (found - io["b.out"]).abs().max() < 1.25 * own
-    assert (found - io[f"b.out_comfy_{name}"]).abs().max() < own
+    assert (found - io["b.out"]).norm() < 1.25 * own
+    assert (found - io[f"b.out_comfy_{name}"]).norm() < own
 
 
 def test_residual_stream_is_fp32_only_for_fp16():

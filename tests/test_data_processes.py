@@ -3,18 +3,18 @@
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 
-LAUNCH = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "snapref")
+from snapref.training.family import launcher
 
 
 def told(*words) -> dict:
     """What the command prints with --json."""
     run = subprocess.run(
-        [*LAUNCH, *map(str, words), "--json"], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+        [*launcher(2), *map(str, words), "--json"], capture_output=True, text=True, timeout=900,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
     return json.loads(next(line for line in run.stdout.splitlines() if line.startswith("{")))
 

@@ -24,9 +24,8 @@ def test_tiny_run_reports_and_leaves_nothing(tmp_path):
     assert report["reference_bytes"] == 2 * 3 * tokens * 64 * 4
     peaks = [*report["peak_until"].values()]
     assert [*report["peak_until"]] == ["imports", "load", "reference", "draw"]
-    # The system counts pages in every core and adds them up at times: a later reading may be a little lower.
-    peaks.append(report["peak_bytes"])
-    assert 0 < peaks[0] and all(later > earlier - 2e6 for earlier, later in pairwise(peaks))
+    assert 0 < peaks[0] and all(later >= earlier for earlier, later in pairwise(peaks))
+    assert peaks[-1] == report["peak_bytes"]
     assert json.loads(json.dumps(report)) == report
     assert "ABOVE" in room.as_text(report)  # a miniature's files are nothing beside torch itself
     assert "within 1.25" in room.as_text(report | {"peak_ratio": 1.2})

@@ -23,10 +23,12 @@ from snapref.reference.bundle import save_bundle
 from snapref.training import adapter_task, checkpoints, exact, loop
 from snapref.training.adapter_task import AdapterStep, AdapterTask, freeze_unread
 from snapref.training.exact import NotTheSame, check_cached_equals_joint
+from snapref.training.family import launcher
 from snapref.training.flow import draw_sigmas
 from snapref.training.loop import NoData, NotFinite, NotSaved, train
 
 TESTS = Path(__file__).parent
+TWO = tuple(launcher(2)[1:-2])  # two processes of what follows
 
 
 def run(folder: Path, *words: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
@@ -89,8 +91,7 @@ def test_two_processes_give_the_loss_curve_of_one(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     one = train_here(tmp_path / "one", steps=8, decay=2, save_every=8, optimizer="adamw")
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    two = run(tmp_path / "two", "steps=8", "decay=2", "save_every=8", "optimizer=adamw", before=launch)
+    two = run(tmp_path / "two", "steps=8", "decay=2", "save_every=8", "optimizer=adamw", before=TWO)
     assert two.returncode == 0, two.stderr
     both = zip(losses(one), losses(tmp_path / "two/runs/tiny"), strict=True)
     assert max(abs(a - b) for a, b in both) <= 1e-5, (losses(one), losses(tmp_path / "two/runs/tiny"))
@@ -386,9 +387,10 @@ def test_the_loop_looks_before_it_trains(tmp_path, monkeypatch):
     assert not list((tmp_path / "runs/tiny").glob("checkpoint-*"))
 
 
-def test_bad_choices_are_told_in_one_sentence(tmp_path):
+def test_bad_choices_are_told_in_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="optimizer is 'sgd'; it must be one of muon, adamw, adamw8bit"):
         tiny_config(tmp_path, optimizer="sgd")
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(ValueError, match="adamw8bit needs bitsandbytes, which is not installed"):
         train_here(tmp_path, optimizer="adamw8bit")
     with pytest.raises(ValueError, match="v1a goes on from|tiny-learner goes on from v1a; give --init"):
@@ -421,6 +423,6 @@ def test_branches_split_over_processes_get_the_gradients_of_whole_ones(tmp_path)
         "assert all(torch.equal(a, b) for a, b in zip(one.parameters(), whole(split).parameters(), strict=True))\n"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
+    launch = [sys.executable, *TWO, str(script)]
     done = subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr

@@ -35,7 +35,7 @@ def started(folder: Path, *words: str) -> subprocess.Popen:
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for(found, seconds: float = 90.0) -> None:
+def wait_for(found, seconds: float = 600.0) -> None:
     end = time.monotonic() + seconds
     while not found():
         assert time.monotonic() < end
@@ -48,7 +48,7 @@ def test_a_stopped_run_keeps_its_checkpoint_ships_nothing_and_says_so(tmp_path, 
     child = started(tmp_path, *(f"{name}={value}" for name, value in LONG.items()), f"ship={shipped}")
     wait_for(lambda: log.exists() and log.read_text().count("\n") > 3)
     child.send_signal(number)
-    said = child.communicate(timeout=90)[1]
+    said = child.communicate(timeout=600)[1]
     assert child.returncode == 128 + number and not shipped.exists()
     step = checkpoints.step_of(checkpoints.newest(tmp_path / "runs/tiny"))
     assert f"tiny was stopped by {number.name} and kept at step {step} of 3000; the same command goes on" in said
@@ -139,14 +139,27 @@ def test_the_family_passes_a_stop_on_and_waits(tmp_path, monkeypatch, number):
     monkeypatch.setattr(family, "launcher", lambda processes: begun.append(1) or [sys.executable, str(script)])
 
     def stop():
-        wait_for((tmp_path / "ready").exists)
-        os.kill(os.getpid(), number)
+        try:
+            wait_for((tmp_path / "ready").exists)
+        finally:  # a child that never got ready would be waited for without end
+            os.kill(os.getpid(), number)
 
     threading.Thread(target=stop, daemon=True).start()
     with pytest.raises(Interrupted, match="nano-v1a was stopped; the same command goes on with it") as stopped:
         train_family(tmp_path)
     assert stopped.value.code == 128 + number and begun == [1]
     assert (tmp_path / "kept").read_text() == f"[{int(number)}]"
+
+
+def test_a_stop_that_comes_while_the_child_is_started_reaches_it(monkeypatch):
+    class Late(subprocess.Popen):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(family.subprocess, "Popen", Late)
+    monkeypatch.setattr(family, "launcher", lambda processes: ["sleep"])
+    assert family.ended(["600"], 1) == (-signal.SIGTERM, signal.SIGTERM)
 
 
 def process(rank: int):

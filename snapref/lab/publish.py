@@ -74,6 +74,8 @@ def execute(notebook: nbformat.NotebookNode, folder: Path = NOTEBOOKS, timeout: 
         iopub_timeout=60,  # after which outputs that are still on their way are lost with no more than a warning
         resources={"metadata": {"path": str(folder)}},
     )  # fmt: skip
+    import matplotlib.font_manager  # noqa: F401  its list of fonts is made here: a kernel would tell of it on stderr
+
     client.execute(env={**os.environ, **FIXED_ENVIRONMENT})
 
 

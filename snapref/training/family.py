@@ -51,16 +51,27 @@ def ended(words: list[str], processes: int) -> tuple[int, int]:
     It is in a session of its own: a terminal would send it Ctrl-C as well, and twice is a kill while it saves.
     """
     threads = str(max(1, (os.cpu_count() or 1) // processes))
-    command = [*launcher(processes), *words]
-    with subprocess.Popen(command, env={"OMP_NUM_THREADS": threads, **os.environ}, start_new_session=True) as child:
-        with asked_to_stop(child.send_signal) as asked:
-            return child.wait(), asked()
+    command, environment = [*launcher(processes), *words], {"OMP_NUM_THREADS": threads, **os.environ}
+    children, early = [], []  # what came while the command was being started is passed on when it has been
+
+    def pass_on(number: int) -> None:
+        if children:
+            children[0].send_signal(number)
+        else:
+            early.append(number)
+
+    with asked_to_stop(pass_on) as asked, subprocess.Popen(command, env=environment, start_new_session=True) as child:
+        children.append(child)
+        for number in early:
+            pass_on(number)
+        return child.wait(), asked()
 
 
 def launcher(processes: int) -> list[str]:
     """What stands before the words of a command of snapref, to run it in so many processes."""
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    return [*run, "-m", "snapref"]
+    # By number: on a machine whose own name does not resolve they would not find each other.
+    here = ["--standalone", "--local_addr", "127.0.0.1", "--nproc_per_node", str(processes)]
+    return [sys.executable, "-m", "torch.distributed.run", *here, "-m", "snapref"]
 
 
 def bundle_of(name: str, folder: Path) -> Path:

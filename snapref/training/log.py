@@ -33,7 +33,7 @@ class Log:
         """data: of the seconds, the share spent waiting for data."""
         row = {"step": step, "samples": samples, "seconds": f"{self.before + seconds:.1f}", "norm": f"{norm:.4f}"}
         row["rate"] = f"{rate:.4f}"
-        row |= {k: f"{v:.5f}" for k, v in numbers.items()}
+        row |= {k: f"{v:.6f}" for k, v in numbers.items()}
         row["data"] = f"{data:.4f}"
         if self._names is None:
             self._open(list(row))

@@ -14,7 +14,7 @@ from snapref.training.adapter_task import AdapterStep, AdapterTask
 from snapref.training.exact import copied
 from snapref.training.loop import train
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is seen; with one: pytest tests/gpu")
 
 CARD = "cuda"
 

@@ -23,7 +23,7 @@ from snapref.files.nano import nano_file
 from snapref.sampling.memory import CONTEXT, Ask, make_plan
 from snapref.sampling.opening import open_files
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is seen; with one: pytest tests/gpu")
 
 OUT = Path(__file__).parents[2] / "figures" / "gpu.json"
 SIZE = (1216, 832)
