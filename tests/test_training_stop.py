@@ -60,9 +60,10 @@ def test_a_stopped_run_keeps_its_checkpoint_ships_nothing_and_says_so(tmp_path, 
 
 
 def test_only_a_finished_run_is_shipped(tmp_path):
+    steps = config.load_run_config("nano-v1a").steps
     words = ["train", "adapter", "--config", "nano-v1a", "--until", "5", "--ship", str(tmp_path / "x.safetensors")]
     result = CliRunner().invoke(app, words)
-    assert result.exit_code == 2 and "until is 5, the run has 1000 steps, and only a finished one" in result.stderr
+    assert result.exit_code == 2 and f"until is 5, the run has {steps} steps, and only a finished one" in result.stderr
 
 
 class NanoPairs(TinyPairs):
