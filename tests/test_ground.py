@@ -139,6 +139,12 @@ def test_every_make_target_is_told_in_the_readme():
     assert targets <= told
 
 
+def test_folders_that_the_readmes_commands_write_are_not_for_git():
+    written = {"runs", *re.findall(r"--out (\w+)/", (ROOT / "README.md").read_text())}
+    ignored = (ROOT / ".gitignore").read_text().split()
+    assert "data" in written and [f"/{folder}/" for folder in written if f"/{folder}/" not in ignored] == []
+
+
 def test_ci_runs_the_readmes_test_command():
     script = ROOT / ".ci" / "run"
     assert script.read_text().rstrip().endswith("exec make test")
