@@ -278,7 +278,7 @@ assert found["right"] < found["none"] < found["wrong"] and found["low"] > 0
 # %%
 from snapref.lab.training_view import course, follow, shortened
 
-closely = shortened(LESSON, save_every=6, columns=6, gap=32, previews=0)
+closely = shortened(LESSON, save_every=6, gap=32, previews=0)
 lesson_run = follow(closely, runs, 12, unseen)
 
 # %% [markdown]
@@ -292,7 +292,7 @@ lesson_run = follow(closely, runs, 12, unseen)
 # %% tags=["long"]
 STEPS = 240  # 80 are enough to see it open
 
-lesson = shortened(LESSON, save_every=24, columns=12, gap=32, previews=0)
+lesson = shortened(LESSON, save_every=24, gap=32, previews=0)
 lesson_run = follow(lesson, runs, STEPS, unseen)
 
 # %% [markdown]
