@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from snapref.cli import app
-from snapref.files.inspect import inspect
+from snapref.files.inspect import by_sublayer, inspect
 from snapref.files.nano import FOLDER
 
 
@@ -93,14 +93,21 @@ def test_other_methods_are_named(tmp_path):
     assert found.kind == "lora" and "LoKr, which is not read" in found.words
 
 
+def test_linears_are_named_by_their_sublayers():
+    assert by_sublayer(["mlp.layer1", "self_attn.k_proj", "self_attn.q_proj"]) == "mlp (layer1), self_attn (k_proj, q_proj)"
+    assert by_sublayer(["self_attn_q_proj"]) == "self_attn_q_proj" and by_sublayer([]) == "nothing"
+
+
 def test_adapters_and_references(tmp_path):
     found = inspect(write_adapter(tmp_path / "a.safetensors"))
     branches = found.facts["branches"]
     assert (found.kind, found.slot) == ("adapter", "adapter")
     assert branches["reference"]["ranks"] == [6] and branches["target"]["ranks"] == [4]
     assert "self_attn.q_proj" in branches["target"]["targets"]
+    assert "target rank 4 on self_attn (k_proj, output_proj, q_proj, v_proj)" in found.words
     for title in ("reference", "target"):
-        assert all(name in found.words for name in (f"{title} rank", *branches[title]["targets"]))
+        names = {part for target in branches[title]["targets"] for part in target.split(".")}
+        assert all(name in found.words for name in (f"{title} rank", *names))
     assert found.facts["place"] == [0.0, 20.0, 0.0] and list(found.facts["modes"]) == ["cs", "char"]
     tiny_pipeline().encode([picture(), picture(1)]).save(tmp_path / "r.safetensors")
     found = inspect(tmp_path / "r.safetensors")

@@ -81,8 +81,8 @@ stops = place_view.stops(pipe, pipe.encode(reference), prompt, trial, steps=16)
 place_view.PlaceSlider(pipe, stops).show()
 
 # %% [markdown]
-# *One prompt, one noise; only the place of the reference differs. Keep your guess: the slider comes back at
-# the end, with numbers.*
+# *One prompt, one noise; only the place of the reference differs. One picture can flatter a row: keep your
+# guess, the slider comes back at the end, with numbers.*
 
 # %% [markdown]
 # ## Three numbers by hand
@@ -269,8 +269,9 @@ plots.still(plots.grid(ghosts, left_over), "Pictures by the base alone; " + ", "
 
 # %% [markdown]
 # *The base alone, with the reference at three places; its prompt asked for another scene. Where her head sits
-# lower by the number below, and parts of her return 6.3 rows higher, a ripple was taken for a neighbour. An
-# adapter must teach the model to ask what a token shows, not only where it is.*
+# lower by the number below, and parts of her return 6.3 rows higher, a ripple was taken for a neighbour (at row
+# 16 only the copy 6.3 rows higher has a head). An adapter must teach the model to ask what a token shows, not
+# only where it is.*
 
 # %% [markdown]
 # ## Second frame, or a place of its own
@@ -303,8 +304,8 @@ plots.still(plots.grid([first, continued, second], captions, zoom=2), "A clip, c
 
 # %% [markdown]
 # *Left, what was given; middle, what nano makes of noise and a prompt that names no hair and no clothes;
-# right, how the world itself went on.* She comes across without any adapter, and with her the trees, the
-# pose, everything: a second frame continues the first.
+# right, how the world itself went on.* She comes across without any adapter, and with her the trees and the
+# pose, if not every detail: a second frame continues the first.
 
 # %% [markdown]
 # That is fine for a film. But we want her **somewhere else**. Now several held-out characters, each asked for
@@ -322,7 +323,8 @@ for road, values in distances.items():
 # %% [markdown]
 # Means with their standard errors. A road that copies comes out small on the left; one that obeys the prompt
 # and knows the character comes out small on the right. It is not quite fair, for only the last road has an
-# adapter. But for Anima too, the maker of one extra-frame node without an adapter reports copied poses.
+# adapter. For Anima, the maker of one extra-frame node without an adapter reports copied poses; nano, in the
+# first picture above, copied the background.
 
 # %% [markdown]
 # ## What the second frame costs
@@ -398,8 +400,8 @@ for stop in stops:
 
 # %% [markdown]
 # *Where blue lies below the dotted line, the picture helps; the gap between blue and red says that it is*
-# this *picture that helps. The base has no opinion on row 32: the valley there is what the adapter's training
-# dug.* Was your guess right?
+# this *picture that helps. Blue is lowest and the gap widest at row 32, where the adapter was trained; what it
+# learnt there also serves at some other rows, 16 above all.* Was your guess right?
 
 # %% [markdown]
 # ## Exercises

@@ -77,8 +77,8 @@ still(
 )
 
 # %% [markdown]
-# *From the same noise. At guidance 6 the small things, eyes first, come apart, and neither tool mends them. Compare
-# colours and contrast in the last three.*
+# *From the same noise. From guidance 3 on the small things, eyes first, come apart, and at 6 neither tool mends them.
+# Compare colours and contrast in the last three.*
 #
 # **Guess before you move anything.** Guidance up: more colour all the way, or not? Which holds the latent's spread
 # back better at guidance 9, `apg_eta` 0 or `cfg_rescale` 0.7? And when you tick "two scales" with `ref_guidance` equal
@@ -236,8 +236,9 @@ assert all((plain.spread[0] == other.spread[0]).all() for other in others)  # gu
 # %% [markdown]
 # *Lines are means of three noises, bands their range; the small picture and six steps keep it quick. The curves
 # start at one point: at guidance 1 there is no difference to take apart. At moderate scales APG keeps the spread
-# lowest, at the largest rescale does: APG bounds one step, not the run, and the parts across add up. Plain colour stops
-# rising while the spread goes on: colours end at black and white.*
+# lowest; at the largest rescale does, and APG ends above plain guidance: it bounds one step, not the run, and the
+# parts across add up. From guidance 2 on plain colour hardly rises, while the spread goes on: colours end at black and
+# white.*
 #
 # ## Two scales
 #

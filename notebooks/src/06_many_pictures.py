@@ -180,8 +180,9 @@ names = ["portrait view", "full-body view", *(f"{a:g} and {b:g}" for a, b in wei
 still(grid([*views, *drawn], names, columns=6), "Two views of a character and drawings with four pairs of weights")
 
 # %% [markdown]
-# *Here the difference is hard to see. Still (½, ½) is not (1, 1): the new picture weighs its own keys against all of
-# the remembered ones, and two whole pictures pull twice as hard as one.*
+# *With the portrait at full weight loose green ends of hair appear beside her hoodie; at (½, ½) and without the
+# portrait they do not. So (½, ½) is not (1, 1): the new picture weighs its own keys against all of the remembered ones,
+# and two whole pictures pull twice as hard as one.*
 #
 # ## One by one, or on one canvas?
 #
@@ -204,7 +205,8 @@ still(
 )
 
 # %% [markdown]
-# *Read as one, her hair grows longer than it is: nano's adapter was only ever trained on single pictures.*
+# *Read as one, her hair grows long and loses its fringe; read one by one, only a few loose ends appear. nano's adapter
+# was only ever trained on single pictures, so both are new to it.*
 #
 # ## Who stands where
 #

@@ -254,7 +254,7 @@ PlanBoard(card=8.0).show()
 
 # %% [markdown]
 # *A still where no kernel runs. Things to try: 6 GB with offload; 4 references; a picture half as high and
-# wide. In which phase does each help?*
+# wide. In which phase does each help, or hurt?*
 #
 # ## Why fp16 needs one fp32 inside
 #

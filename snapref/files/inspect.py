@@ -95,12 +95,22 @@ def as_adapter(entries: Mapping[str, Entry], metadata: Mapping[str, str]):
         "fp8": sorted(FP8 & {e.dtype for e in entries.values()}) or None,
     }  # fmt: skip
     ranks = " and ".join(
-        f"{title} rank {'/'.join(map(str, b['ranks'])) or 'none'} on {', '.join(b['targets']) or 'nothing'}"
+        f"{title} rank {'/'.join(map(str, b['ranks'])) or 'none'} on {by_sublayer(b['targets'])}"
         for title, b in branches.items()
     )
     said = f"modes {', '.join(captions)}" if captions else "no captions stated"
     where = "no place stated" if place is None else f"place ({', '.join(map(str, place))})"
     return "adapter", f"a reference adapter: {ranks}, {facts['blocks']} blocks, {said}, {where}", facts
+
+
+def by_sublayer(targets: list[str]) -> str:
+    """The names of linears, each sublayer said once: "self_attn (k_proj, v_proj), mlp (layer1)"."""
+    groups: dict[str, list[str]] = {}
+    for target in targets:
+        *sublayer, linear = target.split(".")
+        groups.setdefault(".".join(sublayer), []).append(linear)
+    said = {sublayer: ", ".join(linears) for sublayer, linears in groups.items()}
+    return ", ".join(f"{name} ({linears})" if name else linears for name, linears in said.items()) or "nothing"
 
 
 def rank_of(down: Entry) -> int:

@@ -158,7 +158,9 @@ def curves(found: Sequence[Stop], none: float, trained: float, axes=None, row: i
     if row is not None:
         axes.axvline(row, color=plots.BLACK, lw=1)
     axes.set(xlabel="row h of the reference", ylabel="loss")
-    axes.legend(fontsize=8)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.25 * (high - low))  # room for the legend, which lies over no point
+    axes.legend(fontsize=8, ncols=4, loc="upper center", columnspacing=1)
     return figure
 
 
