@@ -94,7 +94,8 @@ def test_other_methods_are_named(tmp_path):
 
 
 def test_linears_are_named_by_their_sublayers():
-    assert by_sublayer(["mlp.layer1", "self_attn.k_proj", "self_attn.q_proj"]) == "mlp (layer1), self_attn (k_proj, q_proj)"
+    targets = ["mlp.layer1", "self_attn.k_proj", "self_attn.q_proj"]
+    assert by_sublayer(targets) == "mlp (layer1), self_attn (k_proj, q_proj)"
     assert by_sublayer(["self_attn_q_proj"]) == "self_attn_q_proj" and by_sublayer([]) == "nothing"
 
 
