@@ -1,7 +1,6 @@
 """The full-size run in miniature: the same code, files and process; what it reports and that it cleans up."""
 
 import json
-from itertools import pairwise
 
 import pytest
 import torch
@@ -24,8 +23,7 @@ def test_tiny_run_reports_and_leaves_nothing(tmp_path):
     assert report["reference_bytes"] == 2 * 3 * tokens * 64 * 4
     peaks = [*report["peak_until"].values()]
     assert [*report["peak_until"]] == ["imports", "load", "reference", "draw"]
-    assert 0 < peaks[0] and all(later >= earlier for earlier, later in pairwise(peaks))
-    assert peaks[-1] == report["peak_bytes"]
+    assert 5e7 < peaks[0] <= peaks[-1] == report["peak_bytes"]  # torch alone takes more than 50 MB
     assert json.loads(json.dumps(report)) == report
     assert "ABOVE" in room.as_text(report)  # a miniature's files are nothing beside torch itself
     assert "within 1.25" in room.as_text(report | {"peak_ratio": 1.2})

@@ -153,7 +153,7 @@ def test_integers_keep_their_dtype():
 
 @torch.no_grad()
 def test_fp16_stays_near_fp32():
-    """Weights and sublayers in fp16, residual stream in fp32: within 3 in 1000, of which half is used."""
+    """Weights and sublayers in fp16, residual stream in fp32: within 2 in 1000, by norms."""
     whole, _, _ = tiny_parts()
     half = type(whole)(TINY).eval()
     half.load_state_dict(whole.state_dict())
@@ -162,7 +162,7 @@ def test_fp16_stays_near_fp32():
     latent, context = torch.randn(2, 16, 1, 8, 6, generator=generator), torch.randn(2, 12, 32, generator=generator)
     for sigma in (1.0, 0.5, 0.01):
         exact = whole(latent, torch.full((2,), sigma), context)
-        assert (half(latent, torch.full((2,), sigma), context) - exact).norm() <= 3e-3 * exact.norm()
+        assert (half(latent, torch.full((2,), sigma), context) - exact).norm() <= 2e-3 * exact.norm()
 
 
 LOADING = """

@@ -172,7 +172,7 @@ def code_with(**output) -> nbformat.NotebookNode:
 
 BROKEN = {
     "stderr": code_with(output_type="stream", name="stderr", text="UserWarning"),
-    "absolute path": code_with(output_type="stream", name="stdout", text="saved to /home/me/out.png"),
+    "absolute path": code_with(output_type="stream", name="stdout", text="saved to /opt/out.png"),
     "memory address": code_with(output_type="stream", name="stdout", text="<object at 0x7f12aa34bb>"),
     "still picture": code_with(output_type="display_data", data={publish.WIDGET: {}, "text/plain": "Slider"}),
     "metadata.widgets": new_notebook(metadata={"widgets": {}}),
