@@ -4,9 +4,8 @@ import pytest
 import torch
 from anima_golden import apart, golden, tiny_model
 
-from snapref.anima.block import turn_of
 from snapref.anima.model import Sinusoid
-from snapref.anima.rope import rope_angles
+from snapref.anima.rope import cos_sin, rope_angles
 from snapref.anima.text import contexts
 from snapref.config import BASE
 
@@ -50,8 +49,8 @@ def test_queries_keys_and_values_after_norm_and_rope():
     io, model = golden("dit_io"), tiny_model()
     attention, x = model.blocks[0].self_attn, io["qkv.in"]
     angles = rope_angles(model.config.dit, 1, 3, 5)
-    q = attention.query(x, turn_of(angles), {})
-    k, v = attention.key_value(x, turn_of(angles), {})
+    q = attention.query(x, cos_sin(angles), {})
+    k, v = attention.key_value(x, cos_sin(angles), {})
     for name, found in (("q", q), ("k", k), ("v", v)):
         assert apart(found.transpose(1, 2), io[f"qkv.{name}"]) < CLOSE, name
 

@@ -103,6 +103,27 @@ def test_keys_values_are_those_the_forward_pass_uses():
     assert apart(model(latent, sigma, context, memory=memory), model(latent, sigma, context)) < 1e-5
 
 
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-6), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
+def test_working_in_place_writes_over_nothing_of_anybodys(dtype, bound):
+    """Without gradients values are written over: only such as the model made itself, and the numbers stay."""
+    model = tiny_model().to(dtype)
+    latent, sigma, context = inputs()
+    with torch.no_grad():
+        offered = model.keys_values(latent, sigma, context)
+    given = [latent, sigma, context, *model.state_dict().values(), *(side for pair in offered for side in pair)]
+    kept = [tensor.clone() for tensor in given]
+    memory = [[KeyGroup(k, v, log_weight=0.3)] for k, v in offered]
+    with torch.no_grad():
+        found, again = (model(latent, sigma, context, memory=memory) for _ in range(2))
+        model.keys_values(latent, sigma, context)
+    model.requires_grad_()
+    expected = model(latent, sigma, context, memory=memory).detach()
+    assert all(torch.equal(now, then) for now, then in zip(given, kept, strict=True))
+    assert torch.equal(found, again)
+    assert (found - expected).norm() <= bound * expected.norm()
+    assert all(side.is_contiguous() for pair in offered[:-1] for side in pair), "copied once, when made"
+
+
 def test_keys_values_stop_at_the_last_block():
     model = tiny_model()
     latent, sigma, context = inputs()

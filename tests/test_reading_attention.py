@@ -73,6 +73,19 @@ def test_tokens_that_read_the_same_are_one_class():
     assert classes == {(0, 1, 2): [0, 1, 2, 3], (1, 2): [4, 5], (1,): [6, 7, 8]}
 
 
+@given(st.integers(1, 9), st.integers(1, 3), st.booleans())
+def test_fp8_keys_are_widened_a_few_heads_at_a_time(heads, step, region):
+    generator = torch.Generator().manual_seed(heads)
+    q, k, v = torch.randn(3, 2, heads, TOKENS, DIM, generator=generator)
+    narrow = torch.randn(2, 1, heads, 7, DIM, generator=generator).to(torch.float8_e4m3fn)
+    scales = torch.rand(2, 1, heads, 7, 1, generator=generator)
+    tokens = torch.arange(TOKENS) < 5 if region else None
+    group = KeyGroup(*narrow, log_weight=-0.4, rows=(1,), tokens=tokens, scales=tuple(scales))
+    wide = replace(group, k=group.wide(q.dtype)[0], v=group.wide(q.dtype)[1], scales=None)
+    with patch.object(attention, "HEADS_WIDENED", step):
+        assert (attend(q, k, v, [group]) - attend(q, k, v, [wide])).abs().max() < 1e-6
+
+
 def test_gradients_go_through_regions():
     tokens = torch.arange(TOKENS) % 2 == 0
     found = []

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+HEADS_WIDENED = 4  # at once, of a group in fp8, on a CPU
+
 
 @dataclass(frozen=True)
 class KeyGroup:
@@ -25,6 +27,11 @@ class KeyGroup:
         if self.scales is None:
             return self.k.to(dtype), self.v.to(dtype)
         return tuple(times(*pair).to(dtype) for pair in zip((self.k, self.v), self.scales, strict=True))
+
+    def of_heads(self, at: slice) -> "KeyGroup":
+        """The group of some heads, which shares its memory."""
+        scales = self.scales and tuple(scale[:, at] for scale in self.scales)
+        return replace(self, k=self.k[:, at], v=self.v[:, at], scales=scales)
 
     def spread(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values for the rows of q, which all read the group; no copy where they are in q's dtype."""
@@ -106,16 +113,27 @@ def read_into(out: Tensor, lse: Tensor, q: Tensor, group: KeyGroup) -> None:
     rows = slice(None) if group.rows is None else run_of(group.rows)
     q, some, some_lse = q[rows], out[rows], lse[rows]
     if group.tokens is None or group.tokens.all():
-        merge(some, some_lse, *attention_with_lse(q, *group.spread(q)), group.log_weight)
+        fold(some, some_lse, q, group)
     elif group.tokens.any():
         # A wait for the numbers would make a GPU idle in every block.
         at = group.tokens.nonzero()[:, 0].to(q.device, non_blocking=True)
         q, part, part_lse = (side.index_select(2, at) for side in (q, some, some_lse))
-        merge(part, part_lse, *attention_with_lse(q, *group.spread(q)), group.log_weight)
+        fold(part, part_lse, q, group)
         some.index_copy_(2, at, part)
         some_lse.index_copy_(2, at, part_lse)
     if isinstance(rows, list):
         out[rows], lse[rows] = some, some_lse
+
+
+def fold(out: Tensor, lse: Tensor, q: Tensor, group: KeyGroup) -> None:
+    """`read_into` where every row and token reads the group."""
+    heads = q.shape[1]
+    # Widened keys are written, read once and thrown away: of a few heads they never leave a processor's cache.
+    step = HEADS_WIDENED if group.scales is not None and q.device.type == "cpu" else heads
+    for first in range(0, heads, step):
+        at = slice(first, first + step)
+        read = attention_with_lse(q[:, at], *group.of_heads(at).spread(q))
+        merge(out[:, at], lse[:, at], *read, group.log_weight)
 
 
 def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, log_weight: float = 0.0) -> None:
@@ -124,7 +142,8 @@ def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, log_weight
     Of each (out (b, n, t, d), log-sum-exp of its logits (b, n, t)): the other's share is
     w e^other_lse / (e^lse + w e^other_lse). Half precision would lose small shares.
     """
-    other_lse = other_lse + log_weight
+    if log_weight:
+        other_lse = other_lse + log_weight
     out.lerp_(other.float(), (other_lse - lse).sigmoid()[..., None])
     torch.logaddexp(lse, other_lse, out=lse)
 

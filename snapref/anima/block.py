@@ -40,10 +40,8 @@ class Attention(nn.Module):
 
     def heads_of(self, projection: str, x: Tensor, norm, turn, branch: Mapping[str, LowRank]) -> Tensor:
         y = project(getattr(self, projection), x, branch.get(f"{self.name}.{projection}"))
-        y = y.unflatten(-1, (self.heads, -1))  # (b, t, n, d): contiguous, the fastest for what follows
-        if norm is None:
-            return y.transpose(1, 2)
-        return rms_norm(y, norm, turn).transpose(1, 2)
+        y = y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return y if norm is None else rms_norm(y, norm, turn)
 
     def output(self, heads: Tensor, branch: Mapping[str, LowRank]) -> Tensor:
         """heads: (b, n, t, d) → (b, t, c)."""
@@ -58,7 +56,9 @@ class MLP(nn.Module):
         self.layer2 = nn.Linear(config.mlp_ratio * config.width, config.width, bias=False)
 
     def forward(self, x: Tensor, branch: Mapping[str, LowRank] = NO_BRANCH) -> Tensor:
-        hidden = F.gelu(project(self.layer1, x, branch.get("mlp.layer1")))
+        hidden = project(self.layer1, x, branch.get("mlp.layer1"))
+        # The widest tensor of the model is there once, not twice, unless a backward pass will ask for it.
+        hidden = F.gelu(hidden) if hidden.requires_grad else torch.ops.aten.gelu_(hidden)
         return project(self.layer2, hidden, branch.get("mlp.layer2"))
 
 
@@ -71,23 +71,23 @@ def modulation(config: DiTConfig, chunks: int) -> nn.Sequential:
     )
 
 
-def turn_of(angles: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines that fit (b, t, n, d). angles: (t, d/2)."""
-    return cos_sin(angles[:, None])
-
-
 # What follows works in place where it can: on a CPU a new tensor of this size costs more than the arithmetic.
 
 
+def scaled(x: Tensor, factor: Tensor) -> Tensor:
+    """x · factor, in x's own memory unless a backward pass will ask for x."""
+    return x * factor if x.requires_grad or factor.requires_grad else x.mul_(factor)
+
+
 def rms_norm(x: Tensor, norm: nn.RMSNorm, turn: tuple[Tensor, Tensor] | None) -> Tensor:
-    """RMSNorm over the last axis and, with `turn` = (cos, sin), RoPE. x: (b, t, n, d).
+    """RMSNorm over the last axis and, with `turn` = (cos, sin), RoPE. x: (b, n, t, d), may be written over.
 
     One fp32 operation, rounded once at the end (specification section 2, dtypes). The weight joins the cosines and
     sines, which are smaller.
     """
     wide, weight = x.float(), norm.weight.float()
     mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square() / x.shape[-1]
-    normed = wide * (mean_square + norm.eps).rsqrt()
+    normed = scaled(wide, (mean_square + norm.eps).rsqrt())
     if turn is None:
         return normed.mul_(weight).to(x.dtype)
     return rotate(normed, turn[0] * weight, turn[1] * weight.roll(x.shape[-1] // 2)).to(x.dtype)
@@ -159,19 +159,22 @@ class Block(nn.Module):
 
     def unsummed(self, x, emb, lora, context, angles, memory=(), branch=NO_BRANCH) -> tuple[Tensor, Tensor, Tensor]:
         """What `gated_sum` makes into `forward`."""
-        x = self.attend_to_picture(x, emb, lora, turn_of(angles), memory, branch)[0]
+        x = self.attend_to_picture(x, emb, lora, cos_sin(angles), memory, branch)[0]
         return self.think(self.attend_to_text(x, emb, lora, context, branch), emb, lora, branch)
 
     def unsummed_and_offer(self, x, emb, lora, context, angles, branch=NO_BRANCH):
         """What `gated_sum` makes into the first of `forward_and_offer`, and its second."""
-        x, offered = self.attend_to_picture(x, emb, lora, turn_of(angles), (), branch)
+        x, offered = self.attend_to_picture(x, emb, lora, cos_sin(angles), (), branch, offer=True)
         return self.think(self.attend_to_text(x, emb, lora, context, branch), emb, lora, branch), offered
 
-    def attend_to_picture(self, x, emb, lora, turn, memory, branch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """x after self-attention, and the (k, v) that it made."""
+    def attend_to_picture(self, x, emb, lora, turn, memory, branch, offer=False):
+        """x after self-attention, and the (k, v) that it made, with `offer` in memory of their own."""
         shift, scale, gate = (self.adaln_modulation_self_attn(emb) + lora).chunk(3, dim=-1)
         y = modulated_norm(x, shift, scale).to(emb.dtype)
         q, (k, v) = self.self_attn.query(y, turn, branch), self.self_attn.key_value(y, turn, branch)
+        if offer and not (k.requires_grad or v.requires_grad):
+            # A cache needs this copy in any case. Made before they are read here, it makes that reading faster too.
+            k, v = k.contiguous(), v.contiguous()
         return gated_sum(x, gate, self.self_attn.output(attend(q, k, v, memory), branch)), (k, v)
 
     def attend_to_text(self, x, emb, lora, context, branch) -> Tensor:
@@ -193,4 +196,4 @@ class Block(nn.Module):
         """What self-attention offers others to read: k after norm and RoPE, and v; both (b, n, t, d)."""
         shift, scale, _ = (self.adaln_modulation_self_attn(emb) + lora).chunk(3, dim=-1)
         y = modulated_norm(x, shift, scale).to(emb.dtype)
-        return self.self_attn.key_value(y, turn_of(angles), branch)
+        return self.self_attn.key_value(y, cos_sin(angles), branch)

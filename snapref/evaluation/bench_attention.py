@@ -22,7 +22,7 @@ from snapref.config import BASE
 from snapref.evaluation.bench_forward import randomised
 from snapref.evaluation.floor import Stopwatch, flops
 from snapref.evaluation.in_run import InRun, Operator, labelled, seen
-from snapref.evaluation.reading_rows import GUIDED, ROWS, Job, Row, attention, operations, reading_floor
+from snapref.evaluation.reading_rows import GUIDED, ROWS, Job, Row, attention, operations, reading_floor, reading_share
 from snapref.reference.branches import Adapter
 from snapref.reference.cache import PictureGroup, ReferenceCache
 from snapref.reference.compact import compacted
@@ -55,7 +55,7 @@ class Setting:
 
     @torch.no_grad()
     def read(self) -> list[tuple[Tensor, Tensor]]:
-        """All blocks in full: of the model's 28, one alone ends at its keys and values."""
+        """All blocks in full. The last one of a whole model ends at its keys and values: see `reading_share`."""
         x, emb, lora, angles = self.model.enter(self.picture, torch.zeros(1), self.adapter.config.place)
         offered = []
         for block, branch in zip(self.model.blocks, self.adapter.reference, strict=True):
@@ -123,11 +123,13 @@ def bench_attention(job: Job | None = None, rows: tuple[Row, ...] = ROWS, quiet:
         found: dict = {product: seconds(call) for product, call in calls.items()}
         with seen() as found["read"]:
             setting.read()
-        before = found["plain"] = step_of(setting, None)[0].seconds
+        before = step_of(setting, None)[0]
+        found["plain"] = before.seconds
         for row in rows[number % len(rows):] + rows[:number % len(rows)]:
             found[row.name], found["merge", row.name] = step_of(setting, row)
-            after = step_of(setting, None)[0].seconds
-            found["plain", row.name] = (before + after) / 2
+            after = step_of(setting, None)[0]
+            found["plain", row.name] = (before.seconds + after.seconds) / 2
+            found["around", row.name] = (around(before) + around(after)) / 2
             before = after
         times.append(found)
     return {
@@ -150,6 +152,11 @@ def step_of(setting: Setting, row: Row | None) -> tuple[InRun, float]:
         with labelled(), seen() as found:
             step()
     return found, merging
+
+
+def around(step: InRun) -> float:
+    """Seconds of all that self-attention and the projections do besides their products: views, merges, widening."""
+    return step.time(lambda one: one.part != "" and not one.is_product)
 
 
 def row_report(job: Job, row: Row, times: list[dict]) -> dict:
@@ -176,15 +183,15 @@ def ratio_and_floor(job: Job, row: Row, found: dict) -> tuple[float, float]:
 
 def once(job: Job, row: Row, found: dict) -> float:
     """A step's share of what is done once in a run: reading, and merging the branch."""
-    return (row.pictures * found["read"].seconds + found["merge", row.name]) / job.steps
+    return (row.pictures * reading_share(job) * found["read"].seconds + found["merge", row.name]) / job.steps
 
 
 def seen_in_run(job: Job, row: Row, found: dict) -> tuple[float, float]:
     """(the row's step over itself without what it adds, what it adds over what it must add).
 
     It must add the further attention, the products of an unmerged branch and, with three branches of guidance, those
-    of the third: its share of what all do in one batch. It does add whatever else happens around them. Of reading, the
-    products are what must be.
+    of the third: its share of what all do in one batch. It does add whatever else happens around them, beyond what
+    happens there in the plain steps before and after. Of reading, the products are what must be.
     """
     step, read = found[row.name], found["read"]
     beside = {product.sides for product in row.beside(job)}
@@ -194,11 +201,11 @@ def seen_in_run(job: Job, row: Row, found: dict) -> tuple[float, float]:
 
     must = step.time(lambda one: one.is_product and own(one))
     must += row.further_share * step.time(lambda one: one.is_product and not own(one))
-    around = step.time(lambda one: one.part != "" and not one.is_product)
-    around += row.further_share * step.time(lambda one: one.part == "" and not one.is_product)
+    more = around(step) - found["around", row.name]
+    more += row.further_share * step.time(lambda one: one.part == "" and not one.is_product)
     reading = read.products * flops(reading_floor(job)) / read.flops
-    added = must + around + once(job, row, found)
-    ratio = (step.seconds + once(job, row, found)) / (step.seconds - must - around)
+    added = must + more + once(job, row, found)
+    ratio = (step.seconds + once(job, row, found)) / (step.seconds - must - more)
     return ratio, added / (must + row.pictures * reading / job.steps)
 
 

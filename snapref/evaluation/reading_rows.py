@@ -117,11 +117,24 @@ def plain_products(job: Job) -> Counter[Product]:
     return block_products(job.dit, Stream(job.tokens, job.tokens, 0, (), False), job.context_rows, False, False)[0]
 
 
-def reading_floor(job: Job) -> Counter[Product]:
-    """Products of reading a picture, in all blocks."""
+def reading_in_full(job: Job, ends_at_keys: bool = False) -> Counter[Product]:
+    """Products of a picture in one block: a whole one, or one that ends at its keys and values."""
     stream = Stream(job.reference, job.reference, job.adapter.reference_rank, job.adapter.reference_targets, False)
-    forward, _ = block_products(job.dit, stream, job.context_rows, False, False)
-    return Counter({product: count * job.dit.blocks for product, count in forward.items()})
+    return block_products(job.dit, stream, job.context_rows, False, ends_at_keys)[0]
+
+
+def reading_floor(job: Job) -> Counter[Product]:
+    """Products of reading a picture, in all blocks, which are some of a whole model's: its last ends at its keys."""
+    last, found = 1 / BASE.dit.blocks, Counter()
+    for share, ends_at_keys in ((1 - last, False), (last, True)):
+        for product, count in reading_in_full(job, ends_at_keys).items():
+            found[product] += share * count * job.dit.blocks
+    return found
+
+
+def reading_share(job: Job) -> float:
+    """Of reading with all blocks in full, what a whole model needs, by its arithmetic."""
+    return flops(reading_floor(job)) / flops(reading_in_full(job)) / job.dit.blocks
 
 
 def operations(job: Job, row: Row) -> float:
