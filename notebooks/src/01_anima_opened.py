@@ -258,7 +258,7 @@ print(f"e: {tuple(e.shape)}, L: {tuple(L.shape)}; both equal to the model's")
 # spread. Then sigma stretches and moves it, (1 + scale) · norm + shift. Four numbers by hand:
 
 # %%
-from snapref.anima.block import modulated_norm, turn_of
+from snapref.anima.block import modulated_norm
 
 token = torch.tensor([[[1.0, 1.0, 5.0, 5.0]]])  # mean 3, spread 2: normalised −1 −1 1 1
 shift, scale = torch.full((1, 1, 4), 2.0), torch.full((1, 1, 4), 0.5)
@@ -323,7 +323,7 @@ still(sheet, "Mean size of the gates over sigma, for each block and each kind of
 # picture; that turn, RoPE, is the subject of notebook 2. Then a softmax.
 
 # %%
-from snapref.anima.rope import apply_rope
+from snapref.anima.rope import apply_rope, cos_sin
 
 heads = config.dit.heads
 
@@ -364,7 +364,7 @@ block = model.blocks[0]
 y, gate = modulate(x, block.adaln_modulation_self_attn, e, L)
 answer, weights = self_attention(block.self_attn, y, angles)
 after_self = x + gate * answer
-theirs = block.attend_to_picture(x, emb, lora, turn_of(angles), (), {})[0]
+theirs = block.attend_to_picture(x, emb, lora, cos_sin(angles), (), {})[0]
 print(f"by hand and by the package: {apart(after_self, theirs):.0e} apart")
 assert apart(after_self, theirs) < 1e-4
 
