@@ -40,8 +40,13 @@ class Attention(nn.Module):
 
     def heads_of(self, projection: str, x: Tensor, norm, turn, branch: Mapping[str, LowRank]) -> Tensor:
         y = project(getattr(self, projection), x, branch.get(f"{self.name}.{projection}"))
-        y = y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        return y if norm is None else rms_norm(y, norm, turn)
+        y = y.unflatten(-1, (self.heads, -1))  # (b, t, n, d)
+        if norm is None:
+            return y.transpose(1, 2)
+        if torch.is_grad_enabled():  # token by token, as it came: the fastest backward
+            by_token = turn and tuple(side[:, None] for side in turn)
+            return rms_norm(y, norm, by_token).transpose(1, 2)
+        return rms_norm(y.transpose(1, 2), norm, turn)
 
     def output(self, heads: Tensor, branch: Mapping[str, LowRank]) -> Tensor:
         """heads: (b, n, t, d) → (b, t, c)."""
@@ -80,7 +85,7 @@ def scaled(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, norm: nn.RMSNorm, turn: tuple[Tensor, Tensor] | None) -> Tensor:
-    """RMSNorm over the last axis and, with `turn` = (cos, sin), RoPE. x: (b, n, t, d), may be written over.
+    """RMSNorm over the last axis and, with `turn` = (cos, sin), RoPE. x: (…, d), may be written over.
 
     One fp32 operation, rounded once at the end (specification section 2, dtypes). The weight joins the cosines and
     sines, which are smaller.
